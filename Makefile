@@ -1,0 +1,48 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+EXPERIMENT ?= football
+ARGS ?=
+PROTOS := $(shell find protos -name '*.proto')
+STUBS := services/shared/generated/.stamp
+
+.PHONY: help setup protos lint type test train selftest bench-football clean
+
+help: ## List the targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Install everything: system packages, .venv, the football engine, stubs.
+	@scripts/setup
+
+protos: $(STUBS) ## Generate the gRPC stubs from protos/.
+
+$(STUBS): $(PROTOS) scripts/generate-stubs
+	@PYTHON=$(PYTHON) scripts/generate-stubs
+
+lint: setup ## Check style, the contracts in protos/ and who imports whom.
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/buf lint protos
+	@scripts/check-contract
+	$(VENV)/bin/lint-imports
+
+type: setup ## Check the types.
+	$(VENV)/bin/mypy
+
+test: setup ## Run the tests (ARGS: pytest's arguments).
+	@exec $(PYTHON) -m pytest $(ARGS)
+
+train: setup ## Train an agent (EXPERIMENT: a name or file; ARGS: see `seedpod train --help`).
+	@exec $(VENV)/bin/seedpod train --experiment $(EXPERIMENT) $(ARGS)
+
+selftest: ## Check that the football engine loads and steps.
+	@exec $(PYTHON) -m services.actor.environments.football.selftest
+
+bench-football: setup ## Measure football steps per CPU-second against the stock wrapper.
+	@exec $(PYTHON) -m tests.benchmarks.bench_football $(ARGS)
+
+clean: ## Remove what the other targets made here (the engine's wheel cache stays).
+	rm -rf $(VENV) build services/shared/generated seedpod.egg-info
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,56 @@
+"""`python -m services.actor`: steps environments for a learner until training is finished."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import sys
+
+from services.actor.cores import usable_cores
+from services.actor.supervisor import Supervisor
+from services.shared import config, processes
+
+
+def main() -> int:
+    """Runs the actor.
+
+    Returns:
+      The exit status: 0 when training is finished or on SIGTERM, 1 if the environments cannot
+      be started or the learner refuses them, 2 for an experiment that is not valid.
+    """
+    parser = argparse.ArgumentParser(prog="python -m services.actor", description=__doc__)
+    parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="overrides a setting"
+    )
+    parser.add_argument(
+        "--name",
+        default=f"{socket.gethostname()}-{os.getpid()}",
+        help="for logs; environments' seeds derive from it",
+    )
+    parser.add_argument(
+        "--child", action="store_true", help="end when the parent process ends, however it ends"
+    )
+    arguments = parser.parse_args()
+    if arguments.child:
+        processes.die_with_parent()
+    logging.basicConfig(
+        level=logging.INFO,
+        stream=sys.stderr,
+        format=f"%(asctime)s %(levelname)s {arguments.name}: %(message)s",
+    )
+    try:
+        experiment = config.load(arguments.experiment, arguments.set)
+    except config.ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    workers = experiment.actor.workers or usable_cores()
+    return Supervisor(
+        experiment.actor, arguments.name, workers, experiment.learner.keepalive_seconds
+    ).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

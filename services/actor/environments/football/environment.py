@@ -1,0 +1,145 @@
+"""The football environment that the actor's workers step."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from services.actor.environments.base import Environment, Observation, Transition
+from services.actor.environments.football import engine, representation, reward
+from services.actor.environments.football.game import Game
+from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
+
+_ACTIONS = 19
+_LARGEST_SEED = 2_000_000_000
+
+
+class FootballEnvironment(Environment):
+    """Google Research Football (Kurach et al., arXiv 1907.11180), stepped on its engine.
+
+    The agents are the controlled players, those of the left team first. Each sees the field as if
+    its team played from left to right, and acts accordingly, with the 19 default actions.
+
+    The end of a scenario's duration (400 steps in the academy, 3,000 in a full game) terminates the
+    episode like a goal does: the match is over, nothing more can be scored, and published results
+    were obtained so. With `time_limit_truncates` it counts as a truncation, which suits drills
+    whose observations do not tell how much time is left.
+    """
+
+    def __init__(
+        self,
+        *,
+        scenario: str = "academy_empty_goal_close",
+        representation: str = "smm",
+        smm_size: str = "96x72",
+        stack: int | None = None,
+        rewards: str = "scoring",
+        left_players: int = 1,
+        right_players: int = 0,
+        time_limit_truncates: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Loads the engine and prepares the scenario.
+
+        Args:
+          scenario: A scenario of gfootball, `academy_empty_goal_close` or `11_vs_11_stochastic`.
+          representation: `smm`, `simple115v2`, `simple115` or `float`.
+          smm_size: Width and height of the super mini map: `96x72`, `120x90` or `144x108`.
+          stack: Frames that the networks see. Default: 4 of the super mini map, else 1.
+          rewards: `scoring` or `scoring,checkpoints`.
+          left_players: Players of the left team that agents control.
+          right_players: Players of the right team that agents control.
+          time_limit_truncates: The end of the duration is a truncation, not a termination.
+          seed: Two environments with the same seed and actions go the same way, episode by
+            episode; the episodes of one differ.
+
+        Raises:
+          EngineMissingError: The engine is not installed.
+          ValueError: A value is not allowed; the message says which are.
+        """
+        _check(scenario, rewards, left_players, right_players, seed)
+        self._representation = _representation(representation, smm_size, stack)
+        self._players = (left_players, right_players)
+        self._time_limit_truncates = time_limit_truncates
+        self._seeds = random.Random(seed)
+        self._game = Game(scenario, left_players, right_players, self._next_seed())
+        agents = left_players + right_players
+        self._checkpoints = reward.Checkpoints(agents) if "checkpoints" in rewards else None
+        self._spec = EnvironmentSpec(
+            observation=(self._representation.spec,),
+            action=DiscreteActionSpec((_ACTIONS,)),
+            agents=agents,
+        )
+
+    @property
+    def spec(self) -> EnvironmentSpec:
+        """What the environment shows and takes."""
+        return self._spec
+
+    def reset(self) -> Observation:
+        """Begins an episode."""
+        self._game.reset(self._next_seed())
+        if self._checkpoints is not None:
+            self._checkpoints.reset()
+        return (self._representation.encode(self._game),)
+
+    def step(self, action: npt.NDArray[np.generic]) -> Transition:
+        """Steps the game.
+
+        Args:
+          action: int32 [agents, 1], 0 to 18.
+
+        Returns:
+          The transition.
+
+        Raises:
+          ValueError: An action is out of range, or not one for each agent.
+        """
+        actions = action.ravel().tolist()
+        if len(actions) != self._spec.agents or not all(0 <= a < _ACTIONS for a in actions):
+            raise ValueError(
+                f"actions are {actions}, allowed: {self._spec.agents} numbers from 0 to"
+                f" {_ACTIONS - 1}"
+            )
+        outcome = self._game.step(actions)
+        rewards = reward.scoring(outcome.score_change, *self._players)
+        if self._checkpoints is not None:
+            self._checkpoints.add(rewards, self._game.views())
+        truncated = outcome.out_of_time and self._time_limit_truncates
+        return Transition(
+            observation=(self._representation.encode(self._game),),
+            reward=rewards,
+            terminated=outcome.done and not truncated,
+            truncated=truncated,
+        )
+
+    def close(self) -> None:
+        """Gives the engine back for the next environment of this process."""
+        self._game.close()
+
+    def _next_seed(self) -> int:
+        return self._seeds.randint(0, _LARGEST_SEED)
+
+
+# In the constructor the argument `representation` hides the module.
+_representation = representation.make
+
+
+def _check(scenario: str, rewards: str, left_players: int, right_players: int, seed: int) -> None:
+    scenarios = engine.load().scenarios
+    if scenario not in scenarios:
+        raise ValueError(f"scenario is {scenario!r}, allowed: {', '.join(scenarios)}")
+    if rewards not in reward.REWARDS:
+        allowed = " or ".join(map(repr, reward.REWARDS))
+        raise ValueError(f"rewards is {rewards!r}, allowed: {allowed}")
+    for name, value in (("left_players", left_players), ("right_players", right_players)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise ValueError(f"{name} is {value!r}, allowed: a number of 0 or more")
+    if left_players + right_players == 0:
+        raise ValueError(
+            "left_players and right_players are both 0, allowed: one controlled player or more"
+        )
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError(f"seed is {seed!r}, allowed: a whole number")

@@ -1,0 +1,284 @@
+"""A group of environments that step together, and the message that they fill.
+
+The worker's pilot calls `step` for a request and `accept` with the answer, in turn. Everything
+is written straight into the arrays that are sent, laid out as in the proto.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from services.actor.environments.base import Environment, Observation
+from services.actor.seats import Seat
+from services.actor.watchdog import Watchdog
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.specs import EnvironmentSpec, StepType
+from services.shared.wire import ObservationLayout
+
+_FIRST, _MID, _LAST, _ABSENT = (int(step_type) for step_type in StepType)
+
+
+class CpuMeter:
+    """Splits the process's CPU time between environments and the rest."""
+
+    def __init__(self) -> None:
+        self._last = time.process_time()
+
+    def rest(self, environment_seconds: float) -> float:
+        """CPU seconds since the last call that were not the environments'."""
+        now = time.process_time()
+        spent, self._last = now - self._last, now
+        return max(0.0, spent - environment_seconds)
+
+
+class Group:
+    """k slots: environments_per_group environments of `agents` agents each.
+
+    Attributes:
+      index: Among the worker's groups.
+      seats: One for each environment.
+      lease: That its sequence numbers count under.
+      request: Sent or to be sent, until it is answered; None while there is none.
+      steps: Environment steps and resets so far.
+      asked: When `request` was made, by the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        seats: list[Seat],
+        spec: EnvironmentSpec,
+        watchdog: Watchdog,
+        step_timeout_seconds: float,
+        meter: CpuMeter,
+        lost: Callable[[Group, Seat, Environment | None, str], None],
+    ) -> None:
+        """Prepares the arrays.
+
+        Args:
+          index: Among the worker's groups.
+          seats: One for each environment.
+          spec: Of the environments.
+          watchdog: Watches every call into an environment.
+          step_timeout_seconds: For one step or reset.
+          meter: Shared by the worker's groups.
+          lost: Called when a seat has lost its environment, with the environment (None if it
+            may still be running) and the reason.
+        """
+        self.index = index
+        self.seats = seats
+        self.lease: inference_pb2.JoinResponse | None = None
+        self.request: inference_pb2.ActRequest | None = None
+        self.steps = 0
+        self.asked = 0.0
+        self._watchdog = watchdog
+        self._timeout_seconds = step_timeout_seconds
+        self._meter = meter
+        self._lost = lost
+        self._expired = [functools.partial(self._hung, at) for at in range(len(seats))]
+        self._sequence = 0
+        self._cursor = 0
+        self._allocate(spec)
+
+    def _allocate(self, spec: EnvironmentSpec) -> None:
+        agents = spec.agents
+        k = len(self.seats) * agents
+        self._incarnation = np.zeros(k, np.uint32)
+        self._step_type = np.full(k, _ABSENT, np.uint8)
+        self._reward = np.zeros(k, np.float32)
+        self._discount = np.ones(k, np.float32)
+        layout = ObservationLayout(spec.observation, k)
+        self._observation = bytearray(layout.total_bytes)
+        blocks = layout.views(self._observation)
+        self._float_blocks = [block.reshape(k, -1) for block in blocks if block.dtype == np.float32]
+        self._slices = [slice(at * agents, (at + 1) * agents) for at in range(len(self.seats))]
+        self._observation_rows = [tuple(block[rows] for block in blocks) for rows in self._slices]
+        self._reward_rows = [self._reward[rows] for rows in self._slices]
+        self._action_dtype = spec.action.dtype
+        self._action_shape = (len(self.seats), agents, spec.action.size)
+        self._actions: npt.NDArray[np.generic] = np.zeros(self._action_shape, self._action_dtype)
+
+    @property
+    def observation_bytes(self) -> int:
+        """Bytes of one request's observation field."""
+        return len(self._observation)
+
+    @property
+    def action_bytes(self) -> int:
+        """Bytes of one response's action field."""
+        return math.prod(self._action_shape) * self._action_dtype.itemsize
+
+    @property
+    def absent(self) -> int:
+        """Environments that are being replaced."""
+        return sum(seat.environment is None for seat in self.seats)
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether there is no environment to step."""
+        return all(seat.environment is None and seat.arrived is None for seat in self.seats)
+
+    def begin(self, lease: inference_pb2.JoinResponse) -> None:
+        """Begins anew under a lease: new incarnations, and sequence numbers from 1."""
+        self.lease = lease
+        self.request = None
+        self._sequence = 0
+        self._cursor = 0
+        for seat in self.seats:
+            if seat.environment is not None:
+                seat.incarnation += 1
+                seat.needs_reset = True
+
+    def step(self) -> bool:
+        """Steps every environment once and makes the request.
+
+        If the thread is abandoned in a call, another one goes on behind it by calling again.
+
+        Returns:
+          False if no environment was left; then there is no request, and the actions that wait
+          to be taken are void.
+        """
+        began = time.thread_time()
+        if self._cursor == 0:
+            self._step_type.fill(_MID)
+            self._discount.fill(1.0)
+        for at in range(self._cursor, len(self.seats)):
+            self._cursor = at + 1
+            self._advance(at)
+        self._cursor = 0
+        self._lose_non_finite()
+        environment_seconds = time.thread_time() - began
+        absent = self.absent
+        self.steps += len(self.seats) - absent
+        if absent == len(self.seats):
+            return False
+        self._sequence += 1
+        self.request = inference_pb2.ActRequest(
+            sequence=self._sequence,
+            incarnation=self._incarnation.tobytes(),
+            step_type=self._step_type.tobytes(),
+            reward=self._reward.tobytes(),
+            discount=self._discount.tobytes(),
+            environment_cpu_seconds=environment_seconds,
+            actor_cpu_seconds=self._meter.rest(environment_seconds),
+            observation=bytes(self._observation),
+        )
+        self.asked = time.monotonic()
+        return True
+
+    def accept(self, response: inference_pb2.ActResponse) -> None:
+        """Takes the request's answer.
+
+        Raises:
+          ValueError: It answers another request or has the wrong size.
+        """
+        if response.sequence != self._sequence or len(response.action) != self.action_bytes:
+            raise ValueError(
+                f"group {self.index}: the learner answered request {response.sequence} with"
+                f" {len(response.action)} bytes, expected: {self._sequence} with"
+                f" {self.action_bytes} bytes"
+            )
+        self.request = None
+        self._actions = np.frombuffer(response.action, self._action_dtype).reshape(
+            self._action_shape
+        )
+
+    def _advance(self, at: int) -> None:
+        seat = self.seats[at]
+        environment = seat.environment
+        if environment is None:
+            self._welcome(at, seat)
+            return
+        call = self._watchdog.begin(self._timeout_seconds, self._expired[at])
+        try:
+            if seat.needs_reset:
+                transition = None
+                observation = environment.reset()
+            else:
+                transition = environment.step(self._actions[at])
+                observation = transition.observation
+        except BaseException:
+            # Whatever user code raises, SystemExit included, is a failure of this environment.
+            reason = traceback.format_exc()
+            self._watchdog.end(call)
+            self._lose(at, environment, reason)
+            return
+        self._watchdog.end(call)
+        try:
+            if transition is None:
+                self._write_first(at, seat, observation)
+                return
+            for row, value in zip(self._observation_rows[at], observation, strict=True):
+                row[...] = value
+            self._reward_rows[at][...] = transition.reward
+            if transition.terminated or transition.truncated:
+                self._step_type[self._slices[at]] = _LAST
+                if transition.terminated:
+                    self._discount[self._slices[at]] = 0.0
+                seat.needs_reset = True
+        except Exception:  # an array that does not fit the spec
+            self._lose(at, environment, traceback.format_exc())
+
+    def _welcome(self, at: int, seat: Seat) -> None:
+        """Lets a started environment take its seat, if there is one."""
+        if seat.arrived is None:
+            self._step_type[self._slices[at]] = _ABSENT
+            return
+        environment, observation = seat.arrived
+        seat.arrived = None
+        seat.environment = environment
+        seat.incarnation += 1
+        try:
+            self._write_first(at, seat, observation)
+        except Exception:
+            self._lose(at, environment, traceback.format_exc())
+
+    def _write_first(self, at: int, seat: Seat, observation: Observation) -> None:
+        for row, value in zip(self._observation_rows[at], observation, strict=True):
+            row[...] = value
+        rows = self._slices[at]
+        self._reward[rows] = 0.0
+        self._step_type[rows] = _FIRST
+        self._incarnation[rows] = seat.incarnation
+        seat.needs_reset = False
+
+    def _lose_non_finite(self) -> None:
+        """Loses environments whose rewards or observations are not finite.
+
+        The learner would refuse the whole group for one of them.
+        """
+        # A sum of squares is the cheapest test; if it overflows, the exact one decides.
+        total = float(np.dot(self._reward, self._reward))
+        for block in self._float_blocks:
+            flat = block.reshape(-1)
+            total += float(np.dot(flat, flat))
+        if math.isfinite(total):
+            return
+        finite = np.isfinite(self._reward)
+        for block in self._float_blocks:
+            finite &= np.isfinite(block).all(axis=1)
+        for at, rows in enumerate(self._slices):
+            environment = self.seats[at].environment
+            if environment is not None and not finite[rows].all():
+                self._lose(at, environment, "its reward or observation is not finite")
+
+    def _hung(self, at: int) -> None:
+        reason = f"it took longer than step_timeout_seconds ({self._timeout_seconds:g} s)"
+        self._lose(at, None, reason)
+
+    def _lose(self, at: int, environment: Environment | None, reason: str) -> None:
+        seat = self.seats[at]
+        seat.environment = None
+        rows = self._slices[at]
+        self._step_type[rows] = _ABSENT
+        self._reward[rows] = 0.0
+        for row in self._observation_rows[at]:
+            row[...] = 0
+        self._lost(self, seat, environment, reason)

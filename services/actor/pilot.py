@@ -1,0 +1,108 @@
+"""The thread that does a worker's work: takes answers, steps environments, sends requests.
+
+One event loop serves all groups of a worker: the groups whose answer has arrived are stepped
+one after the other, while the others wait for the learner. A hung environment takes the whole
+thread with it; then the worker starts another pilot, which finds everything it needs in the
+groups and the membership, opens new streams and repeats the unanswered requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import traceback
+from collections.abc import Callable
+
+from services.actor.groups import Group
+from services.actor.learner_client import Finished, LearnerClient, LeaseLost, Refused
+from services.actor.waiting import Waiting
+from services.actor.watchdog import Abandoned
+
+# How often a group without any environment looks for one.
+_DESERTED_POLL_SECONDS = 0.05
+
+
+class Pilot:
+    """A thread with an event loop that serves all groups."""
+
+    def __init__(
+        self,
+        connect: Callable[[], LearnerClient],
+        groups: list[Group],
+        ended: Callable[[Exception | str], None],
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+          connect: Makes the connection, in the thread's event loop.
+          groups: To be served.
+          ended: Called once when the pilot ends by itself: with `Finished`, `Refused`, or the
+            traceback of what should not happen.
+        """
+        self._connect = connect
+        self._groups = groups
+        self._ended = ended
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        # A daemon: a hung environment must not keep the worker from ending.
+        self._thread = threading.Thread(target=self._run, name="pilot", daemon=True)
+        self._thread.start()
+
+    @property
+    def thread_id(self) -> int | None:
+        """Of the thread, as threading counts."""
+        return self._thread.ident
+
+    def stop(self, timeout_seconds: float) -> None:
+        """Ends all streams and the thread, unless it hangs."""
+        if self._loop is not None and self._task is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except Abandoned:
+            raise
+        except (Finished, Refused) as end:
+            self._ended(end)
+        except asyncio.CancelledError:
+            pass
+        except BaseException:
+            self._ended(traceback.format_exc())
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        client = self._connect()
+        try:
+            await asyncio.gather(*(self._serve(client, group) for group in self._groups))
+        finally:
+            await client.close()
+
+    async def _serve(self, client: LearnerClient, group: Group) -> None:
+        deserted = Waiting()
+        while True:
+            lease = await client.lease()
+            if group.lease is not lease:
+                group.begin(lease)
+            if group.request is None and not group.step():
+                await self._wait_for_environment(group, deserted)
+                continue
+            assert group.request is not None, "step made a request"
+            try:
+                response = await client.exchange(lease, group.index, group.request)
+            except LeaseLost:
+                continue
+            try:
+                group.accept(response)
+            except ValueError as error:
+                raise Refused(str(error)) from None
+
+    async def _wait_for_environment(self, group: Group, deserted: Waiting) -> None:
+        while group.is_deserted:
+            deserted.still(f"group {group.index}: all its environments are being replaced")
+            await asyncio.sleep(_DESERTED_POLL_SECONDS)
+        deserted.over(f"group {group.index} has an environment again")

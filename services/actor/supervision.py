@@ -1,0 +1,106 @@
+"""What a worker's supervisor tells it at its start, and what it reports back.
+
+The supervisor writes `WorkerSettings` to the worker's standard input; the worker writes one
+`Heartbeat` a line to a pipe that it inherits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from typing import Annotated
+
+import pydantic
+
+from services.shared.config import ActorConfig
+
+HEARTBEAT_SECONDS = 1.0
+
+# Incarnation numbers of one launch of a worker: those of the next launch lie above, whatever
+# was reported before a worker was killed. A uint32 has room for 65,536 launches.
+INCARNATIONS_PER_LAUNCH = 1 << 16
+
+
+class WorkerExit(enum.IntEnum):
+    """Exit statuses of a worker; all others mean that it crashed."""
+
+    FINISHED = 0
+    HOPELESS = 64
+    """Another worker would fail in the same way; the reason is on standard error."""
+    TERMINATED = 65
+
+
+class _Message(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class WorkerSettings(_Message):
+    """How a worker is to run.
+
+    Attributes:
+      actor_name: Of the actor service.
+      worker: Number of the worker, from 0.
+      launch: How often it was started before.
+      lease_token: Of its predecessor, empty if unknown.
+      heartbeat_fd: File descriptor to report to.
+      supervisor_pid: Its parent.
+      keepalive_seconds: Of the learner's connection.
+      config: The experiment's actor section.
+    """
+
+    actor_name: str
+    worker: int
+    launch: Annotated[int, pydantic.Field(ge=0, lt=1 << 16)]
+    lease_token: str
+    heartbeat_fd: int
+    supervisor_pid: int
+    keepalive_seconds: float
+    config: ActorConfig
+
+
+class Heartbeat(_Message):
+    """What a worker has done since its start.
+
+    Attributes:
+      running: All its environments were started.
+      connected: All its groups have an open stream.
+      lease_token: Of its lease, empty before the first.
+      environments: In its groups.
+      absent: Environments that are being replaced.
+      steps: Environment steps.
+      restarts: Environments that were lost.
+      reconnects: Streams that were lost.
+    """
+
+    running: bool = False
+    connected: bool = False
+    lease_token: str = ""
+    environments: int = 0
+    absent: int = 0
+    steps: int = 0
+    restarts: int = 0
+    reconnects: int = 0
+
+
+def send(fd: int, heartbeat: Heartbeat) -> None:
+    """Writes a heartbeat; one that the pipe has no room for is left out.
+
+    Raises:
+      BrokenPipeError: The supervisor is gone.
+    """
+    line = heartbeat.model_dump_json().encode() + b"\n"
+    with contextlib.suppress(BlockingIOError):
+        os.write(fd, line)  # shorter than PIPE_BUF: all of it or nothing
+
+
+class Receiver:
+    """Reads the heartbeats of one worker from its pipe."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+
+    def feed(self, data: bytes) -> Heartbeat | None:
+        """Takes what was read; returns the newest whole heartbeat in it, if any."""
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        return Heartbeat.model_validate_json(lines[-1]) if lines else None

@@ -1,0 +1,410 @@
+"""A front end: the process that speaks gRPC with the actors and copies rows into the step store.
+
+The learner starts one or several (`learner.front_ends`); they share the port by SO_REUSEPORT.
+It imports no TensorFlow. Steps: actor -> `ActStream` -> step store -> request queue -> learner,
+and back by the answer queue. Join, opening and closing streams are the learner's decisions and
+travel on the control socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services.learner import control
+from services.learner.control import Message, Method
+from services.learner.step_store import COUNTERS, StepStore, StoreLayout
+from services.shared import processes, rpc, wire
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.rpc import StatusError
+from services.shared.specs import ContinuousActionSpec, DataType, StepType
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+# The learner answers a Join when its network is built, which the first Join sets off.
+_CONTROL_TIMEOUT_SECONDS = {Method.JOIN: 300.0, Method.OPEN: 60.0, Method.STATUS: 30.0}
+_STOP_GRACE_SECONDS = 2.0
+_MAX_SEQUENCE = (1 << 64) - 1
+
+_log = logging.getLogger(__name__)
+
+
+class ActStream:
+    """One group's stream: checks its requests, writes them to the store, makes its answers."""
+
+    def __init__(self, store: StepStore, group: int, epoch: int, slots: list[int]) -> None:
+        """Wraps the group that the learner gave to the stream.
+
+        `revoked` is set when a newer stream has the group, `finished` by an answer that tells the
+        actor that training is over.
+        """
+        spec = store.layout.spec
+        self.group = group
+        self.epoch = epoch
+        self.answered = asyncio.Event()
+        self.revoked = False
+        self.finished = False
+        self._store = store
+        self._slots = np.array(slots, np.int64)
+        self._layout = wire.ObservationLayout(spec.observation, len(slots))
+        self._floats = [t.data_type is DataType.FLOAT32 for t in spec.observation]
+        self._scale = (
+            spec.action.to_environment if isinstance(spec.action, ContinuousActionSpec) else None
+        )
+
+    def accept(self, request: wire.ActRequestFields) -> bool:
+        """Writes a request's rows into the store.
+
+        Returns:
+          False if the request was answered before and only the answer is to be repeated.
+
+        Raises:
+          StatusError: INVALID_ARGUMENT, see the proto.
+        """
+        answered = int(self._store.group_answered[self.group])
+        if request.sequence == answered and answered > 0:
+            return False
+        if request.sequence != answered + 1:
+            raise _invalid(f"sequence is {request.sequence}, allowed: {answered} or {answered + 1}")
+        k = len(self._slots)
+        incarnation = _column(request.incarnation, np.uint32, k, "incarnation")
+        step_type = _column(request.step_type, np.uint8, k, "step_type")
+        reward = _column(request.reward, np.float32, k, "reward")
+        discount = _column(request.discount, np.float32, k, "discount")
+        if len(request.observation) != self._layout.total_bytes:
+            raise _invalid(
+                f"observation has {len(request.observation)} bytes, must have"
+                f" {self._layout.total_bytes} for {k} slots"
+            )
+        tensors = self._layout.views(request.observation)
+        self._check(incarnation, step_type, reward, discount, tensors)
+        store, slots = self._store, self._slots
+        rows = store.written[slots] % store.layout.ring
+        for target, tensor in zip(store.observation, tensors, strict=True):
+            target[slots, rows] = tensor
+        store.reward[slots, rows] = reward
+        store.discount[slots, rows] = discount
+        store.incarnation[slots, rows] = incarnation
+        store.step_type[slots, rows] = step_type
+        return True
+
+    def _check(
+        self,
+        incarnation: npt.NDArray[np.generic],
+        step_type: npt.NDArray[np.generic],
+        reward: npt.NDArray[np.generic],
+        discount: npt.NDArray[np.generic],
+        tensors: tuple[npt.NDArray[np.generic], ...],
+    ) -> None:
+        store, slots = self._store, self._slots
+        if step_type.max() > StepType.ABSENT:
+            raise _invalid(f"step_type is {step_type.max()}, allowed: 0 to {StepType.ABSENT}")
+        present = step_type != StepType.ABSENT
+        if not np.all(incarnation[present] > 0):
+            raise _invalid("incarnation is 0, allowed: 1 or more")
+        previous = store.step_type[slots, (store.written[slots] - 1) % store.layout.ring]
+        begins = (incarnation != store.slot_incarnation[slots]) | (previous == StepType.LAST)
+        wrong = present & (begins != (step_type == StepType.FIRST))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            expected = "FIRST" if begins[i] else "MID or LAST"
+            raise _invalid(
+                f"environment {i} of the group sent {StepType(int(step_type[i])).name}, after"
+                f" {StepType(int(previous[i])).name} of incarnation"
+                f" {store.slot_incarnation[slots[i]]} and now in incarnation {incarnation[i]}"
+                f" must come {expected}"
+            )
+        if not np.all(np.isfinite(reward[present])):
+            raise _invalid("reward is not finite")
+        if not np.all((discount[present] >= 0) & (discount[present] <= 1)):
+            raise _invalid("discount is outside of 0 to 1")
+        for spec, is_float, tensor in zip(
+            store.layout.spec.observation, self._floats, tensors, strict=True
+        ):
+            if is_float and not np.isfinite(tensor).all() and not np.isfinite(tensor[present]).all():
+                raise _invalid(f"observation {spec.name!r} is not finite")
+            if spec.num_values and not np.all(
+                (tensor[present] >= 0) & (tensor[present] < spec.num_values)
+            ):
+                raise _invalid(f"observation {spec.name!r} is outside of 0 to {spec.num_values - 1}")
+
+    def answer(self) -> bytes:
+        """The answer to the newest processed request, serialized."""
+        store, slots = self._store, self._slots
+        rows = (store.written[slots] - 1) % store.layout.ring
+        action = store.action[slots, rows]
+        if self._scale is not None:
+            action = self._scale(action)
+        self.finished = bool(store.finished[0])
+        response = inference_pb2.ActResponse(
+            sequence=int(store.group_answered[self.group]),
+            action=action.tobytes(),
+            finished=self.finished,
+        )
+        return bytes(response.SerializeToString())
+
+
+class FrontEnd:
+    """The servicer and its connection to the learner."""
+
+    def __init__(self, index: int, end: socket.socket, wake_fd: int, answer_fd: int) -> None:
+        """Connects to the learner.
+
+        Args:
+          index: Which front end this is.
+          end: The control socket.
+          wake_fd: Eventfd that wakes the learner's inference loop.
+          answer_fd: Eventfd by which the learner wakes this process.
+        """
+        self._index = index
+        self._control = end
+        self._wake_fd = wake_fd
+        self._answer_fd = answer_fd
+        self._store: StepStore | None = None
+        self._streams: dict[int, ActStream] = {}
+        self._identifiers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self.learner_gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        end.setblocking(False)
+        loop.add_reader(end, self._receive)
+        loop.add_reader(answer_fd, self._wake_streams)
+
+    async def join(self, request: bytes, context: Any) -> bytes:
+        """Join: the learner decides."""
+        return await self._call_or_abort(Method.JOIN, request, context)
+
+    async def get_status(self, request: bytes, context: Any) -> bytes:
+        """GetStatus: the learner knows."""
+        return await self._call_or_abort(Method.STATUS, request, context)
+
+    async def act(self, _: object, context: Any) -> None:
+        """Act: one stream for each group."""
+        try:
+            stream = await self._open(context)
+        except StatusError as error:
+            await context.abort(error.code, error.message)
+            return
+        store = self._store
+        assert store is not None
+        counters = store.counters[self._index]
+        counters[COUNTERS.index("streams")] += 1
+        try:
+            while (message := await context.read()) is not grpc.aio.EOF:
+                await context.write(await self._step(stream, store, counters, message))
+                if stream.finished:
+                    return
+        except StatusError as error:
+            counters[COUNTERS.index("rejected")] += error.code is grpc.StatusCode.INVALID_ARGUMENT
+            await context.abort(error.code, error.message)
+        finally:
+            counters[COUNTERS.index("streams")] -= 1
+            self._close(stream)
+
+    async def _step(
+        self,
+        stream: ActStream,
+        store: StepStore,
+        counters: npt.NDArray[np.float64],
+        message: bytes,
+    ) -> bytes:
+        if stream.revoked:
+            raise StatusError(grpc.StatusCode.ABORTED, "a newer stream has taken this group over")
+        try:
+            request = wire.read_act_request(message)
+        except wire.MalformedMessage as error:
+            raise _invalid(f"not an ActRequest: {error}") from None
+        counters[1] += 1
+        counters[2] += len(message)
+        if not stream.accept(request):
+            counters[4] += 1
+            return stream.answer()
+        counters[5] += request.environment_cpu_seconds
+        counters[6] += request.actor_cpu_seconds
+        stream.answered.clear()
+        store.requests[self._index].put(stream.group, stream.epoch)
+        os.eventfd_write(self._wake_fd, 1)
+        await stream.answered.wait()
+        if stream.revoked:
+            raise StatusError(grpc.StatusCode.ABORTED, "a newer stream has taken this group over")
+        return stream.answer()
+
+    async def _open(self, context: Any) -> ActStream:
+        metadata = dict(context.invocation_metadata() or ())
+        lease = metadata.get(rpc.LEASE_METADATA)
+        group = metadata.get(rpc.GROUP_METADATA, "")
+        if not lease or not str(group).isdigit():
+            raise _invalid(
+                f"metadata {rpc.LEASE_METADATA!r} and {rpc.GROUP_METADATA!r} (a number) must name"
+                f" the lease and the group, given: {lease!r} and {group!r}"
+            )
+        payload = json.dumps({"lease": lease, "group": int(group)}).encode()
+        reply = json.loads(await self._call(Method.OPEN, payload))
+        assert self._store is not None, "the learner sends the store before it grants a lease"
+        stream = ActStream(self._store, reply["group"], reply["epoch"], reply["slots"])
+        self._streams[stream.group] = stream
+        return stream
+
+    def _close(self, stream: ActStream) -> None:
+        if self._streams.get(stream.group) is stream:
+            del self._streams[stream.group]
+        payload = json.dumps({"group": stream.group, "epoch": stream.epoch}).encode()
+        with contextlib.suppress(OSError):
+            control.send(self._control, Message(0, Method.CLOSE, 0, payload))
+
+    async def _call_or_abort(self, method: Method, payload: bytes, context: Any) -> bytes:
+        try:
+            return await self._call(method, payload)
+        except StatusError as error:
+            await context.abort(error.code, error.message)
+            raise
+
+    async def _call(self, method: Method, payload: bytes) -> bytes:
+        identifier = next(self._identifiers) & 0xFFFFFFFF
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[identifier] = future
+        timeout = _CONTROL_TIMEOUT_SECONDS[method]
+        try:
+            control.send(self._control, Message(identifier, method, 0, payload))
+            return await asyncio.wait_for(future, timeout)
+        except ValueError as error:
+            raise _invalid(str(error)) from None
+        except TimeoutError:
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"the learner did not answer {method.name} within {timeout:.0f} s",
+            ) from None
+        except OSError as error:
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE, f"the learner is not there: {error}"
+            ) from None
+        finally:
+            self._waiting.pop(identifier, None)
+
+    def _receive(self) -> None:
+        try:
+            received = control.receive(self._control)
+        except BlockingIOError:
+            return
+        except OSError:
+            received = None
+        if received is None:
+            asyncio.get_running_loop().remove_reader(self._control)
+            self.learner_gone.set()
+            return
+        message, fds = received
+        if message.method is Method.STORE:
+            layout = StoreLayout.from_json(json.loads(message.payload))
+            self._store = StepStore(layout, fds[0])
+        elif message.method is Method.REVOKE:
+            document = json.loads(message.payload)
+            stream = self._streams.get(document["group"])
+            if stream is not None and stream.epoch < document["epoch"]:
+                stream.revoked = True
+                stream.answered.set()
+        elif (future := self._waiting.get(message.identifier)) is not None and not future.done():
+            if message.status == 0:
+                future.set_result(message.payload)
+            else:
+                future.set_exception(StatusError(_status(message.status), message.payload.decode()))
+
+    def _wake_streams(self) -> None:
+        os.eventfd_read(self._answer_fd)
+        if self._store is None:
+            return
+        for group, epoch in self._store.answers[self._index].take():
+            stream = self._streams.get(group)
+            if stream is not None and stream.epoch == epoch:
+                stream.answered.set()
+
+    async def report_cpu(self) -> None:
+        """Writes this process's CPU time into the store, each half second."""
+        while True:
+            if self._store is not None:
+                self._store.counters[self._index, 7] = time.process_time()
+            await asyncio.sleep(0.5)
+
+
+def _invalid(message: str) -> StatusError:
+    return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def _column(
+    field: memoryview, dtype: type[np.generic], k: int, name: str
+) -> npt.NDArray[np.generic]:
+    expected = k * np.dtype(dtype).itemsize
+    if len(field) != expected:
+        raise _invalid(f"{name} has {len(field)} bytes, must have {expected} for {k} slots")
+    return np.frombuffer(field, dtype)
+
+
+def _status(number: int) -> grpc.StatusCode:
+    return next(code for code in grpc.StatusCode if code.value[0] == number)
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    end = socket.socket(fileno=arguments.control_fd)
+    front_end = FrontEnd(arguments.index, end, arguments.wake_fd, arguments.answer_fd)
+    server = grpc.aio.server(
+        options=rpc.server_options(arguments.keepalive_seconds, reuse_port=True)
+    )
+    handlers = {
+        "Join": grpc.unary_unary_rpc_method_handler(front_end.join),
+        "GetStatus": grpc.unary_unary_rpc_method_handler(front_end.get_status),
+        "Act": grpc.stream_stream_rpc_method_handler(front_end.act),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    for name in ("", SERVICE):
+        await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection(
+        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    server.add_insecure_port(arguments.address)
+    await server.start()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    tasks = [loop.create_task(front_end.report_cpu())]
+    ends = [loop.create_task(e.wait()) for e in (stop, front_end.learner_gone)]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    await health_servicer.enter_graceful_shutdown()
+    await server.stop(_STOP_GRACE_SECONDS)
+    for task in (*tasks, *ends):
+        task.cancel()
+
+
+def main() -> None:
+    """Runs a front end until SIGTERM or until the learner is gone."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--index", type=int, required=True)
+    parser.add_argument("--address", required=True)
+    parser.add_argument("--keepalive-seconds", type=float, required=True)
+    for name in ("control", "wake", "answer"):
+        parser.add_argument(f"--{name}-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    processes.die_with_parent()
+    logging.basicConfig(
+        level=logging.INFO, format=f"front end {arguments.index}: %(levelname)s %(message)s"
+    )
+    asyncio.run(_serve(arguments))
+
+
+if __name__ == "__main__":
+    main()

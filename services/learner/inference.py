@@ -1,0 +1,232 @@
+"""The inference loop: requests that arrived -> one batched call of the policy -> answers.
+
+It runs in a thread of its own. Between the transport and the policy nothing loops over
+environments: every step is a numpy operation over env slots.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from services.learner.cpu_time import CpuTime
+from services.learner.leases import Group
+from services.learner.statistics import Statistics
+from services.learner.step_store import StepStore
+from services.learner.unrolls import IntArray, UnrollAssembler
+from services.shared.config import LearnerConfig
+from services.shared.specs import StepType
+
+_IDLE_SECONDS = 0.1  # how soon the loop notices that it shall stop, when nothing arrives
+
+Arrays = tuple[npt.NDArray[np.generic], ...]
+
+
+class Policy(Protocol):
+    """What chooses actions; `services.learner.agent.Agent` implements it."""
+
+    @property
+    def version(self) -> int:
+        """Updates that the parameters have seen."""
+
+    def act(
+        self,
+        observation: Arrays,
+        previous_action: npt.NDArray[np.generic],
+        reward: npt.NDArray[np.float32],
+        first: npt.NDArray[np.bool_],
+        state: Arrays,
+    ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32], Arrays]:
+        """Chooses actions for n slots.
+
+        Args:
+          observation: For each tensor [n, *storage_shape], or [n, stack, *storage_shape] where
+            the spec stacks.
+          previous_action: [n, A].
+          reward: float32 [n].
+          first: bool [n].
+          state: For each state tensor [n, ...].
+
+        Returns:
+          action [n, A], policy parameters float32 [n, P], the new state.
+        """
+
+
+class InferenceTransport(Protocol):
+    """Where requests come from and answers go; `transport.Transport` implements it."""
+
+    lock: threading.RLock
+
+    @property
+    def live_groups(self) -> int:
+        """Groups that have a stream, so that a request can be expected of them."""
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Waits for a request, a wake-up or the timeout."""
+
+    def wake(self) -> None:
+        """Ends a `wait`."""
+
+    def take(self) -> list[Group]:
+        """Groups whose requests have arrived since the last call."""
+
+    def is_current(self, group: Group, epoch: int) -> bool:
+        """Whether the group is still leased and its stream is still the same."""
+
+    def answer(self, groups: Iterable[Group]) -> None:
+        """Sends the groups' answers."""
+
+
+class _Request:
+    """A request in the queue."""
+
+    __slots__ = ("arrived", "epoch", "group")
+
+    def __init__(self, group: Group, arrived: float) -> None:
+        self.group = group
+        self.epoch = group.epoch
+        self.arrived = arrived
+
+
+class InferenceLoop:
+    """Batches requests and answers them."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        store: StepStore,
+        transport: InferenceTransport,
+        policy: Policy,
+        state: Arrays,
+        assembler: UnrollAssembler,
+        statistics: Statistics,
+        cpu_time: CpuTime,
+    ) -> None:
+        """Prepares the loop; `run` is the thread's body.
+
+        Args:
+          config: The learner's settings.
+          store: The records.
+          transport: Where requests come from.
+          policy: What chooses actions.
+          state: Recurrent state of all slots, [slots, ...] a tensor; updated in place.
+          assembler: Cuts the records into unrolls; reads `state`.
+          statistics: Counts episodes and batches.
+          cpu_time: Attributes the process's CPU time.
+        """
+        self._batch_size = config.inference_batch_size
+        self._max_wait_seconds = config.inference_max_wait_seconds
+        self._store = store
+        self._transport = transport
+        self._policy = policy
+        self._state = state
+        self._assembler = assembler
+        self._statistics = statistics
+        self._cpu_time = cpu_time
+        self._queue: list[_Request] = []
+        self._last_step = time.monotonic()
+        self._stop = threading.Event()
+
+    def stop(self) -> None:
+        """Makes `run` return."""
+        self._stop.set()
+        self._transport.wake()
+
+    def run(self) -> None:
+        """Answers requests until `stop`."""
+        while not self._stop.is_set():
+            self._transport.wait(self._patience())
+            self.step()
+
+    def step(self) -> None:
+        """Takes what has arrived and processes a batch if one is due."""
+        with self._transport.lock:
+            now = time.monotonic()
+            taken = self._transport.take()
+            self._queue = [r for r in self._queue if self._transport.is_current(r.group, r.epoch)]
+            self._queue += [_Request(group, now) for group in taken]
+            if batch := self._due(now):
+                chosen = set(map(id, batch))
+                self._queue = [r for r in self._queue if id(r) not in chosen]
+                self._process([r.group for r in batch])
+                self._statistics.queue_wait.observe(now - batch[0].arrived)
+            self._count_held(now)
+
+    def _count_held(self, now: float) -> None:
+        held = sum(not self._has_room(request) for request in self._queue)
+        self._statistics.held_groups = held
+        self._statistics.observe_busy("held", held * (now - self._last_step))
+        self._last_step = now
+
+    def _patience(self) -> float:
+        # Requests that are held back for lack of room wait for `wake`, not for the clock.
+        waiting = [r.arrived for r in self._queue if self._has_room(r)]
+        if not waiting:
+            return _IDLE_SECONDS
+        return min(waiting) + self._max_wait_seconds - time.monotonic()
+
+    def _has_room(self, request: _Request) -> bool:
+        return self._store.finished[0] > 0 or self._assembler.has_room(request.group.slots)
+
+    def _due(self, now: float) -> list[_Request]:
+        """The requests to process now: none while it pays to wait for more."""
+        ready = [r for r in self._queue if self._has_room(r)]
+        if not ready:
+            return []
+        batch: list[_Request] = []
+        slots = 0
+        for request in ready:
+            if batch and slots + len(request.group.slots) > self._batch_size:
+                return batch
+            batch.append(request)
+            slots += len(request.group.slots)
+        all_reported = len(self._queue) >= self._transport.live_groups
+        waited = now - batch[0].arrived >= self._max_wait_seconds
+        return batch if slots >= self._batch_size or all_reported or waited else []
+
+    def _process(self, groups: list[Group]) -> None:
+        store = self._store
+        slots = np.concatenate([group.slots for group in groups])
+        records = store.written[slots]
+        rows = records % store.layout.ring
+        present = store.step_type[slots, rows] != StepType.ABSENT
+        if not present.all():
+            slots, records, rows = slots[present], records[present], rows[present]
+        with self._cpu_time.inference(len(slots)):
+            if len(slots):
+                self._advance(slots, records, rows)
+            self._transport.answer(groups)
+
+    def _advance(self, slots: IntArray, records: IntArray, rows: IntArray) -> None:
+        store, assembler = self._store, self._assembler
+        step_type, reward = store.step_type[slots, rows], store.reward[slots, rows]
+        first = step_type == StepType.FIRST
+        assembler.begin(slots, records, first)
+        observation = tuple(
+            tensor[slots, rows]
+            if spec.stack == 1
+            else tensor[slots[:, None], assembler.stack_rows(slots, records, spec.stack)]
+            for tensor, spec in zip(store.observation, store.layout.spec.observation, strict=True)
+        )
+        previous = store.action[slots, (records - 1) % store.layout.ring]
+        version = self._policy.version
+        started = time.monotonic()
+        action, parameters, new_state = self._policy.act(
+            observation, previous, reward, first, tuple(part[slots] for part in self._state)
+        )
+        seconds = time.monotonic() - started
+        self._statistics.inference_latency.observe(seconds)
+        self._statistics.observe_busy("inference", seconds)
+        store.action[slots, rows] = action
+        store.policy_parameters[slots, rows] = parameters
+        store.policy_version[slots, rows] = version
+        for part, new in zip(self._state, new_state, strict=True):
+            part[slots] = new
+        store.written[slots] = records + 1
+        assembler.end()
+        self._statistics.observe_steps(slots, step_type, reward, self._batch_size)

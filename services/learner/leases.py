@@ -1,0 +1,200 @@
+"""Leases: which actor holds which env slots, and which stream serves which group.
+
+The transport's control thread calls it for each Join and each stream that opens or ends; it
+knows nothing of gRPC or shared memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from services.shared.rpc import StatusError
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """Env slots that step together.
+
+    Attributes:
+      number: Index into the step store's group arrays.
+      lease_token: Of the lease it belongs to.
+      slots: int64 [k].
+      epoch: Grows with each stream that opens; the newest stream owns the group.
+      front_end: Which front end the group's stream is on; None: no stream.
+    """
+
+    number: int
+    lease_token: str
+    slots: npt.NDArray[np.int64]
+    epoch: int
+    front_end: int | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Lease:
+    """An actor's claim on its groups."""
+
+    token: str
+    actor_name: str
+    groups: list[Group]
+    idle_since: float | None
+
+
+class LeaseTable:
+    """All leases of a learner. Slots and group numbers are given out lowest first.
+
+    Attributes:
+      groups: The leased groups by number.
+      live_groups: Number of groups with an open stream.
+      live_slots: Number of slots of these.
+    """
+
+    def __init__(
+        self,
+        max_slots: int,
+        grace_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Creates a table in which all `max_slots` slots are free."""
+        self._max_slots = max_slots
+        self._grace_seconds = grace_seconds
+        self._clock = clock
+        self._leases: dict[str, Lease] = {}
+        self._free_slots = set(range(max_slots))
+        self._free_groups = set(range(max_slots))
+        # Outlives the leases, so that no late message of an old holder matches a new one.
+        self._last_epochs = [0] * max_slots
+        self.groups: dict[int, Group] = {}
+        self.live_groups = 0
+        self.live_slots = 0
+
+    @property
+    def leased_slots(self) -> int:
+        """Number of slots that are not free."""
+        return self._max_slots - len(self._free_slots)
+
+    def join(self, actor_name: str, groups: int, slots_per_group: int, token: str) -> Lease:
+        """Leases slots, or gives an actor that returns with its token the same ones.
+
+        Raises:
+          StatusError: INVALID_ARGUMENT for counts below 1 or other counts than the token's
+            lease has, NOT_FOUND for an unknown token, RESOURCE_EXHAUSTED without enough slots.
+        """
+        if groups < 1 or slots_per_group < 1:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{groups} groups of {slots_per_group} slots asked for, allowed: 1 or more of each",
+            )
+        self.expire()
+        if token:
+            return self._rejoin(token, groups, slots_per_group)
+        wanted = groups * slots_per_group
+        if wanted > len(self._free_slots):
+            raise StatusError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{wanted} env slots asked for by {actor_name!r}, {len(self._free_slots)} of"
+                f" {self._max_slots} are free (learner.max_slots)",
+            )
+        slots = sorted(self._free_slots)[:wanted]
+        numbers = sorted(self._free_groups)[:groups]
+        self._free_slots.difference_update(slots)
+        self._free_groups.difference_update(numbers)
+        token = secrets.token_hex(16)
+        shares = np.array(slots, np.int64).reshape(groups, slots_per_group)
+        lease = Lease(
+            token,
+            actor_name,
+            [
+                Group(number, token, share, self._last_epochs[number] + 1)
+                for number, share in zip(numbers, shares, strict=True)
+            ],
+            idle_since=self._clock(),
+        )
+        self._leases[token] = lease
+        self.groups.update({group.number: group for group in lease.groups})
+        return lease
+
+    def _rejoin(self, token: str, groups: int, slots_per_group: int) -> Lease:
+        lease = self._find(token)
+        held = len(lease.groups), len(lease.groups[0].slots)
+        if held != (groups, slots_per_group):
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"lease of {lease.actor_name!r} has {held[0]} groups of {held[1]} slots, asked for"
+                f" again with {groups} of {slots_per_group}",
+            )
+        for group in lease.groups:
+            group.epoch += 1
+            self._set_front_end(group, None)
+        lease.idle_since = self._clock()
+        return lease
+
+    def open(self, token: str, group_index: int, front_end: int) -> Group:
+        """Gives a group to a new stream; an older stream of it has lost it.
+
+        Raises:
+          StatusError: NOT_FOUND for an unknown lease, INVALID_ARGUMENT for a group it lacks.
+        """
+        self.expire()
+        lease = self._find(token)
+        if not 0 <= group_index < len(lease.groups):
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"group {group_index} of {lease.actor_name!r}, allowed: 0 to"
+                f" {len(lease.groups) - 1}",
+            )
+        group = lease.groups[group_index]
+        group.epoch += 1
+        self._set_front_end(group, front_end)
+        lease.idle_since = None
+        return group
+
+    def close(self, number: int, epoch: int) -> None:
+        """Notes that a stream ended; nothing happens if a newer one owns its group."""
+        group = self.groups.get(number)
+        if group is None or group.epoch != epoch:
+            return
+        self._set_front_end(group, None)
+        lease = self._leases[group.lease_token]
+        if all(other.front_end is None for other in lease.groups):
+            lease.idle_since = self._clock()
+
+    def expire(self) -> list[Lease]:
+        """Frees the slots of leases that had no stream for the grace period; returns those."""
+        deadline = self._clock() - self._grace_seconds
+        expired = [
+            lease
+            for lease in self._leases.values()
+            if lease.idle_since is not None and lease.idle_since <= deadline
+        ]
+        for lease in expired:
+            del self._leases[lease.token]
+            for group in lease.groups:
+                del self.groups[group.number]
+                self._last_epochs[group.number] = group.epoch
+                self._free_groups.add(group.number)
+                self._free_slots.update(group.slots.tolist())
+        return expired
+
+    def _set_front_end(self, group: Group, front_end: int | None) -> None:
+        change = (front_end is not None) - (group.front_end is not None)
+        self.live_groups += change
+        self.live_slots += change * len(group.slots)
+        group.front_end = front_end
+
+    def _find(self, token: str) -> Lease:
+        lease = self._leases.get(token)
+        if lease is None:
+            raise StatusError(
+                grpc.StatusCode.NOT_FOUND,
+                f"no lease {token[:8]!r}...: it expired {self._grace_seconds} s after its last"
+                " stream ended, or the learner restarted; join again",
+            )
+        return lease

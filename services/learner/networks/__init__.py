@@ -1,0 +1,1 @@
+"""Networks: torso, optional memory, policy and baseline; made by name with `registry.create`."""

@@ -1,0 +1,115 @@
+"""Networks by name: turns an experiment's `learner.network` into a network with variables."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+import tensorflow as tf
+
+from services.learner import preprocess
+from services.learner.networks import base, football, impala, mlp
+from services.shared import config, specs
+
+NETWORKS: dict[str, type[base.Network]] = {
+    "football": football.Football,
+    "impala_deep": impala.ImpalaDeep,
+    "impala_shallow": impala.ImpalaShallow,
+    "mlp": mlp.Mlp,
+    "mlp_lstm": mlp.MlpLstm,
+}
+
+
+class NetworkError(ValueError):
+    """A network that cannot be made; the message names what was given and allowed."""
+
+
+def create(
+    network: config.NetworkConfig,
+    environment_spec: specs.EnvironmentSpec,
+    parameter_size: int,
+    seed: int = 0,
+) -> base.Network:
+    """Makes a network and all its variables.
+
+    Args:
+      network: Name, arguments and precision.
+      environment_spec: What the network will see.
+      parameter_size: P, the policy's parameters; see `distributions`.
+      seed: Set as TensorFlow's global seed, which the initial values come from.
+
+    Returns:
+      The network; its variables exist, so `base.named_variables` is complete.
+
+    Raises:
+      NetworkError: Unknown name, an import path that leads nowhere or not to a network,
+        arguments that the network does not take, an observation that it cannot process, or
+        outputs of another shape than promised.
+    """
+    network_class = _find(network.name)
+    _check_arguments(network, network_class)
+    tf.random.set_seed(seed)
+    try:
+        instance = network_class(
+            environment_spec, parameter_size, network.mixed_precision, **network.arguments
+        )
+    except ValueError as error:
+        raise NetworkError(f"network {network.name!r}: {error}") from error
+    output, _ = instance.step(example_inputs(instance), instance.initial_state(1))
+    shapes = (tuple(output.policy_parameters.shape), tuple(output.baseline.shape))
+    if shapes != ((1, parameter_size), (1,)):
+        raise NetworkError(
+            f"network {network.name!r}: for one record, policy_parameters and baseline have the"
+            f" shapes {shapes}, must be {((1, parameter_size), (1,))}"
+        )
+    return instance
+
+
+def example_inputs(network: base.Network, batch_size: int = 1) -> base.NetworkInputs:
+    """Zeros in the shapes and types that `network.step` takes."""
+    spec = network.environment_spec
+    observation = {
+        tensor.name: tf.zeros(
+            [batch_size, *preprocess.network_shape(tensor)], network.compute_dtype
+        )
+        for tensor in spec.observation
+    }
+    return base.NetworkInputs(
+        observation=observation,
+        previous_action=tf.zeros([batch_size, spec.action.size], spec.action.dtype),
+        reward=tf.zeros([batch_size]),
+        first=tf.ones([batch_size], tf.bool),
+    )
+
+
+def _find(name: str) -> type[base.Network]:
+    if name in NETWORKS:
+        return NETWORKS[name]
+    module_name, separator, class_name = name.partition(":")
+    if not separator:
+        raise NetworkError(
+            f"network {name!r} is unknown, allowed: {sorted(NETWORKS)} or module:Class"
+        )
+    try:
+        network_class = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise NetworkError(f"network {name!r} cannot be imported: {error}") from error
+    if not (isinstance(network_class, type) and issubclass(network_class, base.Network)):
+        raise NetworkError(
+            f"network {name!r} is {network_class!r}, allowed: a subclass of"
+            f" {base.Network.__module__}.{base.Network.__name__}"
+        )
+    return network_class
+
+
+def _check_arguments(network: config.NetworkConfig, network_class: type[base.Network]) -> None:
+    parameters = list(inspect.signature(network_class).parameters.values())
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    # The first three are what every network is given.
+    allowed = [parameter.name for parameter in parameters[3:]]
+    unknown = sorted(set(network.arguments) - set(allowed))
+    if unknown:
+        raise NetworkError(
+            f"network {network.name!r} takes no arguments {unknown}, allowed: {allowed}"
+        )

@@ -1,0 +1,134 @@
+"""What the outside sees of a learner: Prometheus metrics and TensorBoard event files."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import prometheus_client
+import tensorflow as tf
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from services.learner.statistics import Statistics
+from services.learner.step_store import COUNTERS
+from services.shared.config import LearnerConfig
+
+if TYPE_CHECKING:
+    from services.learner.service import LearnerService
+
+_TENSORBOARD_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+class Reports:
+    """Serves metrics and writes event files."""
+
+    def __init__(self, config: LearnerConfig) -> None:
+        """Opens the event file, if one is asked for."""
+        self.registry = prometheus_client.CollectorRegistry()
+        self._config = config
+        self._writer = (
+            None if config.log_directory is None else tf.summary.create_file_writer(config.log_directory)
+        )
+        self._next_summary = time.monotonic()
+        self._logit_difference = 0.0
+        self._metrics: dict[str, float] = {}
+
+    def serve_metrics(self, service: LearnerService) -> None:
+        """Serves /metrics if a port is configured."""
+        self.registry.register(_LearnerCollector(service, self))
+        if self._config.metrics_port is not None:
+            server, _ = prometheus_client.start_http_server(
+                self._config.metrics_port, self._config.metrics_host, self.registry
+            )
+            _log.info("metrics on http://%s:%d/metrics", *server.server_address[:2])
+
+    @property
+    def training_metrics(self) -> dict[str, float]:
+        """Of the newest update; `logit_difference_max` is over the whole run."""
+        return self._metrics
+
+    def training(self, metrics: dict[str, float], statistics: Statistics) -> None:
+        """Takes notice of an update."""
+        if not metrics["skipped"]:
+            self._logit_difference = max(self._logit_difference, metrics["logit_difference"])
+        self._metrics = {**metrics, "logit_difference_max": self._logit_difference}
+        if self._writer is None or time.monotonic() < self._next_summary:
+            return
+        self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
+        values = {f"training/{name}": value for name, value in self._metrics.items()}
+        values["training/policy_lag"] = statistics.policy_lag
+        values["speed/frames_per_second"] = statistics.frames_per_second
+        values["speed/inference_batch_fill"] = statistics.batch_fill
+        if statistics.returns:
+            values["episode/mean_return"] = statistics.mean_return
+            values["episode/mean_length"] = statistics.mean_length
+        with self._writer.as_default(step=statistics.frames):
+            for name, value in values.items():
+                tf.summary.scalar(name, value)
+
+    def close(self) -> None:
+        """Completes the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class _LearnerCollector(Collector):
+    """Reads the learner's counters at each scrape."""
+
+    def __init__(self, service: LearnerService, reports: Reports) -> None:
+        self._service = service
+        self._reports = reports
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        """Nothing: the names are not checked against others in this registry."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """All metrics but the histograms of `Statistics`."""
+        status = self._service.status()
+        statistics = self._service.statistics
+        for name, help_text, value in (
+            ("environment_frames", "Environment frames taken into training", status.frames),
+            ("updates", "Parameter updates", status.updates),
+            ("episodes", "Episodes that ended", status.episodes),
+            ("skipped_updates", "Updates that were not finite", statistics.skipped_updates),
+        ):
+            yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
+        for name, help_text, value in (
+            ("frames_per_second", "Environment frames per second", status.frames_per_second),
+            ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
+            ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
+            ("live_slots", "Env slots whose actors are connected", status.live_slots),
+            ("leased_slots", "Env slots that are leased", status.leased_slots),
+            ("inference_batch_fill", "Share of the batch size", status.inference_batch_fill),
+            ("policy_lag", "Updates between acting and training", status.policy_lag),
+            ("held_groups", "Groups held back by training", statistics.held_groups),
+            ("training_busy", "Share of time at work", statistics.busy_share("training")),
+            ("inference_busy", "Share of time at work", statistics.busy_share("inference")),
+        ):
+            yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
+        bottleneck = GaugeMetricFamily(
+            "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
+        )
+        for part in ("environment", "inference", "training"):
+            bottleneck.add_metric([part], float(part == status.bottleneck))
+        yield bottleneck
+        cpu = CounterMetricFamily("seedpod_cpu_seconds", "CPU seconds by part", labels=["part"])
+        for field, value in status.cpu_seconds.ListFields():
+            cpu.add_metric([field.name], value)
+        yield cpu
+        if (store := self._service.store) is not None:
+            totals = store.counters.sum(axis=0)
+            yield GaugeMetricFamily("seedpod_streams", "Open streams", value=totals[0])
+            for i in range(1, 5):
+                yield CounterMetricFamily(
+                    f"seedpod_front_end_{COUNTERS[i]}", "Of all front ends", value=totals[i]
+                )
+        for name, value in self._reports.training_metrics.items():
+            if not math.isnan(value):
+                yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)

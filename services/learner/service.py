@@ -1,0 +1,297 @@
+"""The learner service: front ends, inference and training around one step store.
+
+The first Join (or the checkpoint that the run resumes from) tells what the environments look
+like; then the network and the step store are made and the threads start:
+
+    front ends -> step store -> inference thread -> step store -> trainer thread -> parameters
+
+The main thread waits for the end of training or a signal, then winds everything down.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import pathlib
+import threading
+import time
+
+import grpc
+import numpy as np
+
+from services.learner import checkpoint, reports, unrolls
+from services.learner.agent import Agent
+from services.learner.cpu_time import CpuTime
+from services.learner.inference import InferenceLoop
+from services.learner.networks.registry import NetworkError
+from services.learner.statistics import Statistics
+from services.learner.step_store import StepStore, StoreLayout
+from services.learner.trainer import Trainer
+from services.learner.transport import Transport
+from services.shared import config, rpc, wire
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.rpc import StatusError
+from services.shared.specs import EnvironmentSpec
+
+# Actors hear of the end of training at their next request, which a slow environment delays.
+_FAREWELL_SECONDS = 15.0
+_log = logging.getLogger(__name__)
+
+
+class LearnerService:
+    """One learner."""
+
+    def __init__(self, experiment: config.Experiment) -> None:
+        """Claims the port and, when there is a checkpoint, makes ready to resume from it.
+
+        Raises:
+          OSError: The port is taken.
+          checkpoint.CheckpointError: The checkpoint cannot be used.
+        """
+        self._experiment = experiment
+        self._config = experiment.learner
+        self._cpu_time = CpuTime()
+        self._reports = reports.Reports(self._config)
+        self._statistics = Statistics(self._config.max_slots, self._reports.registry)
+        self._transport = Transport(self._config, self._check_join, self.status)
+        self._build_lock = threading.Lock()
+        self._spec: EnvironmentSpec | None = None
+        self._store: StepStore | None = None
+        self._agent: Agent | None = None
+        self._assembler: unrolls.UnrollAssembler | None = None
+        self._trainer: Trainer | None = None
+        self._inference: InferenceLoop | None = None
+        self._threads: list[threading.Thread] = []
+        self._checkpoints = checkpoint.Writer(
+            self._config.checkpoint_directory, self._config.checkpoints_to_keep
+        )
+        self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
+        self._restored = self._checkpoints.latest()
+        self._wake = threading.Event()
+        self._stop_requested = False
+
+    def run(self) -> int:
+        """Serves until training is over or `request_stop`; returns the exit status."""
+        self._reports.serve_metrics(self)
+        self._transport.start()
+        _log.info("serving on %s", self._transport.address)
+        try:
+            if self._restored is not None:
+                with self._build_lock:
+                    self._build(self._restored.environment_spec)
+            while not self._stop_requested and not self._trainer_ended():
+                self._wake.wait(0.2)
+            self._wind_down()
+        finally:
+            self._transport.stop()
+        failure = None if self._trainer is None else self._trainer.failure
+        print(json.dumps(self.summary()), flush=True)
+        return 1 if failure is not None else 0
+
+    def request_stop(self) -> None:
+        """Ends `run` with a checkpoint; for signal handlers."""
+        self._stop_requested = True
+        self._wake.set()
+
+    def _trainer_ended(self) -> bool:
+        return self._trainer is not None and self._trainer.ended.is_set()
+
+    def _wind_down(self) -> None:
+        trainer, inference = self._trainer, self._inference
+        if trainer is None or inference is None:
+            return
+        if not self._stop_requested:
+            self._transport.finish()
+            deadline = time.monotonic() + _FAREWELL_SECONDS
+            while self._transport.leases.live_groups and time.monotonic() < deadline:
+                time.sleep(0.05)
+        trainer.stop()
+        for thread in self._threads:
+            if thread.name == "trainer":
+                thread.join()
+        self._save(wait=True)
+        inference.stop()
+        for thread in self._threads:
+            thread.join()
+        self._reports.close()
+
+    def _check_join(self, request: inference_pb2.JoinRequest) -> None:
+        if request.api_version != wire.API_VERSION:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the actor speaks {request.api_version!r}, this learner {wire.API_VERSION!r}",
+            )
+        try:
+            spec = wire.environment_spec_from_proto(request.environment)
+        except ValueError as error:
+            raise StatusError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
+        group_bytes = (
+            request.environments_per_group
+            * spec.agents
+            * sum(tensor.storage_bytes for tensor in spec.observation)
+        )
+        if group_bytes > rpc.MAX_MESSAGE_BYTES - 65536:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a group's observations have {group_bytes} bytes, allowed:"
+                f" {rpc.MAX_MESSAGE_BYTES - 65536}; use more groups of fewer environments",
+            )
+        with self._build_lock:
+            if self._spec is None:
+                try:
+                    self._build(spec)
+                except NetworkError as error:
+                    raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+        if spec != self._spec:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the actor's environments look like {spec}, this learner's like {self._spec}",
+            )
+
+    def _build(self, spec: EnvironmentSpec) -> None:
+        cfg = self._config
+        agent = Agent(cfg, spec)
+        store = StepStore.create(
+            StoreLayout(
+                spec=spec,
+                slots=cfg.max_slots,
+                ring=unrolls.ring_length(spec, cfg.unroll_length, cfg.unrolls_per_slot),
+                parameter_size=agent.parameter_size,
+                front_ends=cfg.front_ends,
+            )
+        )
+        state = agent.initial_state(cfg.max_slots)
+        assembler = unrolls.UnrollAssembler(store, state, cfg.unroll_length, cfg.unrolls_per_slot)
+        trainer = Trainer(
+            cfg,
+            spec,
+            assembler,
+            agent,
+            self._statistics,
+            self._cpu_time,
+            self._transport.wake,
+            self._after_update,
+        )
+        if self._restored is not None:
+            self._restore(agent, trainer, self._restored, spec)
+        inference = InferenceLoop(
+            cfg, store, self._transport, agent, state, assembler, self._statistics, self._cpu_time
+        )
+        self._agent, self._store, self._assembler = agent, store, assembler
+        self._trainer, self._inference = trainer, inference
+        self._threads = [
+            threading.Thread(target=inference.run, name="inference", daemon=True),
+            threading.Thread(target=trainer.run, name="trainer", daemon=True),
+        ]
+        self._transport.publish(store)
+        for thread in self._threads:
+            thread.start()
+        self._spec = spec
+
+    def _restore(
+        self,
+        agent: Agent,
+        trainer: Trainer,
+        saved: checkpoint.Checkpoint,
+        spec: EnvironmentSpec,
+    ) -> None:
+        saved.check_environment(spec)
+        agent.restore(saved)
+        counters = saved.counters
+        trainer.steps = counters["steps"]
+        self._statistics.frames = counters["frames"]
+        self._statistics.episodes = counters["episodes"]
+        self._statistics.updates = agent.version
+        _log.info("resumed from %s at %d frames", saved.path, counters["frames"])
+
+    def _after_update(self, metrics: dict[str, float]) -> None:
+        self._reports.training(metrics, self._statistics)
+        if time.monotonic() >= self._next_checkpoint:
+            self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
+            self._save(wait=False)
+
+    def _save(self, wait: bool) -> None:
+        agent, trainer, spec = self._agent, self._trainer, self._spec
+        if agent is None or trainer is None or spec is None:
+            return
+        counters = {
+            "updates": agent.version,
+            "steps": trainer.steps,
+            "frames": self._statistics.frames,
+            "episodes": self._statistics.episodes,
+        }
+        self._checkpoints.save(
+            agent.variables(), counters, spec, config.dump(self._experiment), wait=wait
+        )
+
+    def status(self) -> inference_pb2.GetStatusResponse:
+        """What GetStatus answers."""
+        s, leases = self._statistics, self._transport.leases
+        failure = None if self._trainer is None else self._trainer.failure
+        return inference_pb2.GetStatusResponse(
+            frames=s.frames,
+            frames_per_second=s.frames_per_second,
+            updates=s.updates,
+            episodes=s.episodes,
+            mean_return=s.mean_return,
+            mean_episode_length=s.mean_length,
+            live_slots=leases.live_slots,
+            leased_slots=leases.leased_slots,
+            inference_batch_fill=s.batch_fill,
+            policy_lag=s.policy_lag,
+            bottleneck=s.bottleneck(),
+            finished=self._trainer_ended(),
+            cpu_seconds=self.cpu_seconds(),
+            checkpoint=str(self._checkpoints.newest or ""),
+            failure="" if failure is None else str(failure),
+        )
+
+    def cpu_seconds(self) -> inference_pb2.CpuSeconds:
+        """CPU seconds so far, by part."""
+        inference, training, other = self._cpu_time.seconds()
+        counters = (
+            np.zeros(8) if self._store is None else self._store.counters.sum(axis=0)
+        )
+        return inference_pb2.CpuSeconds(
+            environment=counters[5],
+            actor=counters[6],
+            front_ends=counters[7],
+            inference=inference,
+            training=training,
+            learner_other=other,
+        )
+
+    def summary(self) -> dict[str, object]:
+        """The run in one JSON-able object."""
+        status = self.status()
+        thousands = max(status.frames, 1) / 1000
+        cpu = {
+            field.name: round(value / thousands, 4)
+            for field, value in status.cpu_seconds.ListFields()
+        }
+        return {
+            "frames": status.frames,
+            "frames_per_second": round(status.frames_per_second, 1),
+            "updates": status.updates,
+            "episodes": status.episodes,
+            "mean_return": None if not self._statistics.returns else round(status.mean_return, 4),
+            "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu},
+            "checkpoint": status.checkpoint or None,
+            "failure": status.failure or None,
+        }
+
+    @property
+    def store(self) -> StepStore | None:
+        """The step store, once there is one."""
+        return self._store
+
+    @property
+    def statistics(self) -> Statistics:
+        """The counters."""
+        return self._statistics
+
+    @property
+    def checkpoint_directory(self) -> pathlib.Path | None:
+        """Where checkpoints go."""
+        directory = self._config.checkpoint_directory
+        return None if directory is None else pathlib.Path(directory)

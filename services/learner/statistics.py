@@ -1,0 +1,166 @@
+"""What the learner counts: frames, episodes, batches; read by GetStatus, TensorBoard, Prometheus."""
+
+from __future__ import annotations
+
+import collections
+import math
+import time
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client import CollectorRegistry, Histogram
+
+from services.learner.unrolls import IntArray
+from services.shared.specs import StepType
+
+_SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+_RATE_WINDOW_SECONDS = 20.0
+_SNAPSHOT_SECONDS = 1.0
+_SATURATED = 0.9  # share of the time at work from which a thread limits the others
+_HELD_GROUPS = 0.5
+_EPISODES = 100
+
+
+class Rate:
+    """Growth per second of a counter over the last seconds."""
+
+    def __init__(self) -> None:
+        """Starts at zero, now."""
+        self.total = 0.0
+        self._snapshots: collections.deque[tuple[float, float]] = collections.deque()
+        self._snapshots.append((time.monotonic(), 0.0))
+
+    def add(self, amount: float) -> None:
+        """Lets the counter grow."""
+        self.total += amount
+        now = time.monotonic()
+        if now - self._snapshots[-1][0] >= _SNAPSHOT_SECONDS:
+            self._snapshots.append((now, self.total))
+            while self._snapshots[0][0] < now - _RATE_WINDOW_SECONDS:
+                self._snapshots.popleft()
+
+    def per_second(self) -> float:
+        """The rate; 0 when nothing was added for the whole window."""
+        then, total = self._snapshots[0]
+        elapsed = time.monotonic() - then
+        return (self.total - total) / elapsed if elapsed > 0 else 0.0
+
+
+class Statistics:
+    """Counters of one learner.
+
+    Attributes:
+      frames: Environment frames taken into training.
+      updates: Parameter updates.
+      episodes: Episodes that ended.
+      held_groups: Groups that wait now for training to take their unrolls.
+      policy_lag: Mean updates between acting and training, of the last batch.
+    """
+
+    def __init__(self, slots: int, registry: CollectorRegistry) -> None:
+        """Starts at zero."""
+        self.frames = 0
+        self.updates = 0
+        self.episodes = 0
+        self.held_groups = 0
+        self.policy_lag = 0.0
+        self.skipped_updates = 0
+        self.returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
+        self.lengths: collections.deque[int] = collections.deque(maxlen=_EPISODES)
+        self._return = np.zeros(slots)
+        self._length = np.zeros(slots, np.int64)
+        self._fill = 0.0
+        self._frame_rate = Rate()
+        self._busy = {"inference": Rate(), "training": Rate(), "held": Rate()}
+        self.queue_wait = Histogram(
+            "seedpod_inference_queue_wait_seconds",
+            "Time that the oldest request of a batch waited",
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.inference_latency = Histogram(
+            "seedpod_inference_seconds",
+            "Time of one batched call of the policy",
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.training_latency = Histogram(
+            "seedpod_training_step_seconds",
+            "Time of one training step",
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self.training_wait = Histogram(
+            "seedpod_training_wait_seconds",
+            "Time that the trainer waited for a batch of unrolls",
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+
+    def observe_steps(
+        self,
+        slots: IntArray,
+        step_type: npt.NDArray[np.generic],
+        reward: npt.NDArray[np.generic],
+        batch_size: int,
+    ) -> None:
+        """Counts one inference batch.
+
+        Args:
+          slots: int64 [n].
+          step_type: uint8 [n].
+          reward: float32 [n].
+          batch_size: The size at which a batch is full.
+        """
+        first = step_type == StepType.FIRST
+        self._return[slots] = np.where(first, 0.0, self._return[slots] + reward)
+        self._length[slots] = np.where(first, 0, self._length[slots] + 1)
+        for slot in slots[step_type == StepType.LAST].tolist():
+            self.episodes += 1
+            self.returns.append(float(self._return[slot]))
+            self.lengths.append(int(self._length[slot]))
+        fill = min(1.0, len(slots) / batch_size)
+        self._fill = fill if self._fill == 0 else 0.99 * self._fill + 0.01 * fill
+
+    def observe_busy(self, part: str, seconds: float) -> None:
+        """Counts time that the inference or training thread was at work, or requests held."""
+        self._busy[part].add(seconds)
+
+    def busy_share(self, part: str) -> float:
+        """Share of the last seconds, 0 to 1; for "held" the mean number of groups held back."""
+        return self._busy[part].per_second()
+
+    def bottleneck(self) -> str:
+        """Which part limits throughput now.
+
+        Training, when actors are held back because it has not taken their unrolls; inference,
+        when its thread has hardly a pause; else the environments.
+        """
+        if self.busy_share("held") > _HELD_GROUPS or self.busy_share("training") > _SATURATED:
+            return "training"
+        return "inference" if self.busy_share("inference") > _SATURATED else "environment"
+
+    def add_frames(self, frames: int) -> None:
+        """Counts frames taken into training."""
+        self.frames += frames
+        self._frame_rate.add(frames)
+
+    @property
+    def frames_per_second(self) -> float:
+        """Rate over the last seconds."""
+        return self._frame_rate.per_second()
+
+    @property
+    def batch_fill(self) -> float:
+        """Mean share of the inference batch size that was filled."""
+        return self._fill
+
+    @property
+    def mean_return(self) -> float:
+        """Over the last 100 episodes; NaN before the first."""
+        return float(np.mean(self.returns)) if self.returns else math.nan
+
+    @property
+    def mean_length(self) -> float:
+        """Over the last 100 episodes; NaN before the first."""
+        return float(np.mean(self.lengths)) if self.lengths else math.nan

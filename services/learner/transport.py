@@ -1,0 +1,348 @@
+"""The learner's end of its front ends: starts them, grants leases, wakes the inference loop.
+
+The control thread owns the front-end processes and answers their rare questions; the inference
+thread calls `wait`, `take` and `answer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import select
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from services.learner import control
+from services.learner.control import Message, Method
+from services.learner.leases import Group, LeaseTable
+from services.learner.step_store import StepStore
+from services.shared.config import LearnerConfig
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.rpc import Backoff, StatusError
+
+JoinHandler = Callable[[inference_pb2.JoinRequest], None]
+StatusHandler = Callable[[], inference_pb2.GetStatusResponse]
+
+_STOP_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class _FrontEnd:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+    answer_fd: int
+
+
+class Transport:
+    """Front ends, leases and queues.
+
+    Attributes:
+      lock: Guards the leases; held while a batch is processed, so that no group changes hands
+        under it.
+      leases: Who holds which slots.
+      address: host:port that the front ends serve on.
+    """
+
+    def __init__(self, config: LearnerConfig, check_join: JoinHandler, status: StatusHandler):
+        """Claims the port.
+
+        Args:
+          config: The learner's settings.
+          check_join: Called with each JoinRequest; raises StatusError to refuse it. It may
+            take long (the first one makes the learner build its network).
+          status: Makes the answer to GetStatus.
+
+        Raises:
+          OSError: Another process serves on the port.
+        """
+        self.lock = threading.RLock()
+        self.leases = LeaseTable(config.max_slots, config.lease_grace_seconds)
+        self._config = config
+        self._check_join = check_join
+        self._status = status
+        self._port_holder, self.address = _claim_port(config.address)
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._poll.register(self._wake_fd, select.POLLIN)
+        self._front_ends: list[_FrontEnd] = []
+        self._store: StepStore | None = None
+        self._finished = False
+        self._stopping = threading.Event()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Starts the front ends."""
+        self._thread.start()
+        self._started.wait()
+
+    def publish(self, store: StepStore) -> None:
+        """Gives the step store to the front ends; leases can be granted from then on."""
+        with self.lock:
+            self._store = store
+            for front_end in self._front_ends:
+                self._send_store(front_end, store)
+
+    def finish(self) -> None:
+        """Tells all actors, at their next request or Join, that training is over."""
+        with self.lock:
+            self._finished = True
+            if self._store is not None:
+                self._store.finished[0] = 1
+        self.wake()
+
+    def stop(self) -> None:
+        """Ends the front ends and the control thread."""
+        self._stopping.set()
+        self._thread.join(timeout=_STOP_SECONDS + 5)
+        self._port_holder.close()
+
+    def wake(self) -> None:
+        """Wakes the inference thread."""
+        os.eventfd_write(self._wake_fd, 1)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Waits until something arrived, `wake` was called or the time is over."""
+        if self._poll.poll(max(0.0, timeout_seconds * 1000)):
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake_fd)
+
+    @property
+    def live_groups(self) -> int:
+        """Groups that have a stream, so that a request can be expected of them."""
+        return self.leases.live_groups
+
+    def is_current(self, group: Group, epoch: int) -> bool:
+        """Whether the group is still leased and its stream is still the same."""
+        return group.epoch == epoch and self.leases.groups.get(group.number) is group
+
+    def take(self) -> list[Group]:
+        """Groups whose requests have arrived since the last call; call it with `lock` held."""
+        if self._store is None:
+            return []
+        return [
+            group
+            for queue in self._store.requests
+            for number, epoch in queue.take()
+            if (group := self.leases.groups.get(number)) is not None and group.epoch == epoch
+        ]
+
+    def answer(self, groups: Iterable[Group]) -> None:
+        """Lets the front ends answer these groups; call it with `lock` held."""
+        assert self._store is not None
+        touched = set()
+        for group in groups:
+            self._store.group_answered[group.number] += 1
+            if group.front_end is not None:
+                self._store.answers[group.front_end].put(group.number, group.epoch)
+                touched.add(group.front_end)
+        for index in touched:
+            os.eventfd_write(self._front_ends[index].answer_fd, 1)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for index in range(self._config.front_ends):
+                front_end = self._spawn(index)
+                self._front_ends.append(front_end)
+                selector.register(front_end.control, selectors.EVENT_READ, index)
+            self._started.set()
+            backoff = Backoff()
+            last_restart = time.monotonic()
+            while not self._stopping.is_set():
+                with self.lock:
+                    self.leases.expire()
+                for key, _ in selector.select(timeout=0.2):
+                    index = key.data
+                    if self._serve(index):
+                        continue
+                    selector.unregister(self._front_ends[index].control)
+                    if time.monotonic() - last_restart > 60:
+                        backoff.reset()
+                    self._stopping.wait(backoff.next())
+                    last_restart = time.monotonic()
+                    if not self._stopping.is_set():
+                        self._replace(index)
+                        selector.register(
+                            self._front_ends[index].control, selectors.EVENT_READ, index
+                        )
+        self._terminate()
+
+    def _spawn(self, index: int) -> _FrontEnd:
+        ours, theirs = control.pair()
+        # The learner answers with a deadline of its own, rather than hang on a stopped process.
+        ours.settimeout(5.0)
+        answer_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        fds = {"control": theirs.fileno(), "wake": self._wake_fd, "answer": answer_fd}
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "services.learner.front_end",
+                f"--index={index}",
+                f"--address={self.address}",
+                f"--keepalive-seconds={self._config.keepalive_seconds}",
+                *(f"--{name}-fd={fd}" for name, fd in fds.items()),
+            ],
+            pass_fds=tuple(fds.values()),
+            stdin=subprocess.DEVNULL,
+            # Ctrl-C in a terminal goes to the learner, which then ends its front ends.
+            process_group=0,
+        )
+        theirs.close()
+        return _FrontEnd(process, ours, answer_fd)
+
+    def _replace(self, index: int) -> None:
+        old = self._front_ends[index]
+        old.control.close()
+        old.process.kill()
+        status = old.process.wait()
+        os.close(old.answer_fd)
+        _log.warning("front end %d ended with status %d; starting another", index, status)
+        with self.lock:
+            for group in list(self.leases.groups.values()):
+                if group.front_end == index:
+                    self.leases.close(group.number, group.epoch)
+            if self._store is not None:
+                self._store.counters[index, 0] = 0
+            self._front_ends[index] = self._spawn(index)
+            if self._store is not None:
+                self._send_store(self._front_ends[index], self._store)
+
+    def _serve(self, index: int) -> bool:
+        end = self._front_ends[index].control
+        try:
+            received = control.receive(end)
+        except OSError:
+            received = None
+        if received is None:
+            return False
+        message, _ = received
+        status, payload = 0, b""
+        if message.method is Method.JOIN:
+            # A thread of its own: the first Join waits for the network to be built.
+            threading.Thread(
+                target=self._answer_join, args=(end, message), name="join", daemon=True
+            ).start()
+            return True
+        try:
+            if message.method is Method.OPEN:
+                payload = self._open(index, json.loads(message.payload))
+            elif message.method is Method.STATUS:
+                payload = self._status().SerializeToString()
+            elif message.method is Method.CLOSE:
+                document = json.loads(message.payload)
+                with self.lock:
+                    self.leases.close(document["group"], document["epoch"])
+                self.wake()
+                return True
+        except StatusError as error:
+            status, payload = error.code.value[0], error.message.encode()
+        with contextlib.suppress(OSError):
+            control.send(end, Message(message.identifier, message.method, status, payload))
+        return True
+
+    def _answer_join(self, end: socket.socket, message: Message) -> None:
+        status = 0
+        try:
+            request = inference_pb2.JoinRequest.FromString(message.payload)
+            payload = self._join(request).SerializeToString()
+        except StatusError as error:
+            status, payload = error.code.value[0], error.message.encode()
+        except Exception as error:  # whatever it is, the actor shall hear of it
+            _log.exception("Join failed")
+            status, payload = grpc.StatusCode.INTERNAL.value[0], str(error).encode()
+        with contextlib.suppress(OSError):
+            control.send(end, Message(message.identifier, message.method, status, payload))
+
+    def _join(self, request: inference_pb2.JoinRequest) -> inference_pb2.JoinResponse:
+        if self._finished:
+            return inference_pb2.JoinResponse(finished=True)
+        self._check_join(request)
+        store = self._store
+        assert store is not None
+        spec = store.layout.spec
+        slots_per_group = request.environments_per_group * spec.agents
+        with self.lock:
+            lease = self.leases.join(
+                request.actor_name, request.groups, slots_per_group, request.lease_token
+            )
+            for group in lease.groups:
+                store.group_epoch[group.number] = group.epoch
+                store.group_answered[group.number] = 0
+                store.slot_incarnation[group.slots] = 0
+        _log.info(
+            "%s has %d slots from %d on", lease.actor_name or "an actor",
+            request.groups * slots_per_group, lease.groups[0].slots[0],
+        )  # fmt: skip
+        return inference_pb2.JoinResponse(
+            lease_token=lease.token,
+            slots=[slot for group in lease.groups for slot in group.slots.tolist()],
+            observation_bytes=slots_per_group * sum(t.storage_bytes for t in spec.observation),
+            action_bytes=slots_per_group * spec.action.size * spec.action.dtype.itemsize,
+            lease_grace_seconds=self._config.lease_grace_seconds,
+        )
+
+    def _open(self, index: int, document: dict[str, object]) -> bytes:
+        store = self._store
+        if store is None:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, "no lease yet; join first")
+        with self.lock:
+            group = self.leases.open(str(document["lease"]), int(str(document["group"])), index)
+            store.group_epoch[group.number] = group.epoch
+            reply = {"group": group.number, "epoch": group.epoch}
+            revoke = Message(0, Method.REVOKE, 0, json.dumps(reply).encode())
+            for front_end in self._front_ends:
+                with contextlib.suppress(OSError):
+                    control.send(front_end.control, revoke)
+        return json.dumps({**reply, "slots": group.slots.tolist()}).encode()
+
+    def _send_store(self, front_end: _FrontEnd, store: StepStore) -> None:
+        payload = json.dumps(store.layout.to_json()).encode()
+        with contextlib.suppress(OSError):
+            control.send(front_end.control, Message(0, Method.STORE, 0, payload), (store.fd,))
+
+    def _terminate(self) -> None:
+        for front_end in self._front_ends:
+            front_end.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _STOP_SECONDS
+        for front_end in self._front_ends:
+            try:
+                front_end.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                front_end.process.kill()
+                front_end.process.wait()
+            front_end.control.close()
+
+
+def _claim_port(address: str) -> tuple[socket.socket, str]:
+    """Holds the port for the front ends, which share it, and refuses it to another learner."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit():
+        raise ValueError(f"learner.address is {address!r}, must look like localhost:50051")
+    family, kind, _, _, where = socket.getaddrinfo(
+        host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(where)
+            probe.listen()
+        except OSError as error:
+            raise OSError(error.errno, f"{address}: {error.strerror}: is a learner running?") from None
+        where = probe.getsockname()
+    holder = socket.socket(family, kind)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    holder.bind(where)
+    return holder, f"{host}:{where[1]}"

@@ -1,0 +1,223 @@
+"""From records to unrolls: where each slot's unroll begins, which are complete, what they hold.
+
+The inference loop reports every batch of records it has processed; the trainer takes completed
+unrolls and gathers their records from the step store. A ring that is full of unrolls which
+training has not taken holds its slot back (`has_room`), so policy lag is bounded by
+`unrolls_per_slot` + 1 unrolls and the batch being trained.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from services.learner.step_store import StepStore
+from services.shared.specs import EnvironmentSpec, StepType
+
+IntArray = npt.NDArray[np.int64]
+
+
+def context_length(spec: EnvironmentSpec) -> int:
+    """Records kept before an unroll's first: for frame stacks and for the previous action."""
+    return max(1, max(tensor.stack for tensor in spec.observation) - 1)
+
+
+def ring_length(spec: EnvironmentSpec, unroll_length: int, unrolls_per_slot: int) -> int:
+    """Records of a slot's ring: finished unrolls, the one being made, context, one shared."""
+    return context_length(spec) + (unrolls_per_slot + 1) * unroll_length + 1
+
+
+@dataclasses.dataclass
+class UnrollBatch:
+    """Consecutive records of B slots, batch-major; T + 1 records, L = T + 1 + context.
+
+    Attributes:
+      observation: For each tensor [B, L, *storage_shape], the context first.
+      stack_index: int32 [B, T + 1, stack] into L for each tensor.
+      previous_action: [B, T + 1, A].
+      action: [B, T + 1, A].
+      reward, discount: float32 [B, T + 1].
+      step_type: uint8 [B, T + 1].
+      policy_parameters: float32 [B, T + 1, P], of the behaviour policy.
+      initial_state: For each state tensor [B, ...], before the first record.
+      policy_version: int64 [B, T + 1].
+    """
+
+    observation: tuple[npt.NDArray[np.generic], ...]
+    stack_index: tuple[npt.NDArray[np.int32], ...]
+    previous_action: npt.NDArray[np.generic]
+    action: npt.NDArray[np.generic]
+    reward: npt.NDArray[np.float32]
+    discount: npt.NDArray[np.float32]
+    step_type: npt.NDArray[np.uint8]
+    policy_parameters: npt.NDArray[np.float32]
+    initial_state: tuple[npt.NDArray[np.generic], ...]
+    policy_version: IntArray
+
+    @property
+    def environment_steps(self) -> int:
+        """Real environment steps among the T transitions (from LAST to FIRST is none)."""
+        return int(np.count_nonzero(self.step_type[:, 1:] != StepType.FIRST))
+
+
+class UnrollAssembler:
+    """Cuts the slots' records into unrolls."""
+
+    def __init__(
+        self,
+        store: StepStore,
+        state: tuple[npt.NDArray[np.generic], ...],
+        unroll_length: int,
+        unrolls_per_slot: int,
+    ) -> None:
+        """Starts with no unroll.
+
+        Args:
+          store: Where the records are.
+          state: The recurrent state of each slot, [slots, ...] a tensor, before its next record.
+          unroll_length: T; an unroll has T + 1 records and shares its last with the next one.
+          unrolls_per_slot: Finished unrolls that a slot may hold.
+        """
+        slots = store.layout.slots
+        self._store = store
+        self._state = state
+        self._length = unroll_length
+        self._context = context_length(store.layout.spec)
+        # Record numbers: of the unroll being made, of the episode's FIRST, of the oldest record
+        # that training still needs.
+        self._start: IntArray = np.zeros(slots, np.int64)
+        self._first: IntArray = np.zeros(slots, np.int64)
+        self._oldest: IntArray = np.zeros(slots, np.int64)
+        self._waiting: IntArray = np.zeros(slots, np.int64)
+        # The state at each unroll's start, for the finished ones and the one being made; an
+        # unroll's place among them is its number modulo their count.
+        self._kept = unrolls_per_slot + 1
+        self._number: IntArray = np.zeros(slots, np.int64)
+        self._start_state = tuple(
+            np.zeros((slots, self._kept, *part.shape[1:]), part.dtype) for part in state
+        )
+        self._finishing = np.zeros((0, 3), np.int64)
+        self._finished: collections.deque[tuple[int, int, int]] = collections.deque()
+        self._condition = threading.Condition()
+        self.dropped_records = 0
+
+    def __len__(self) -> int:
+        """Finished unrolls that wait for training."""
+        return len(self._finished)
+
+    def has_room(self, slots: IntArray) -> bool:
+        """Whether every slot's row after its newest arrived record may be overwritten."""
+        needed = self._oldest[slots] - self._context
+        used = self._store.written[slots] + 2 - needed
+        return bool(np.all(used <= self._store.layout.ring))
+
+    def begin(self, slots: IntArray, records: IntArray, first: npt.NDArray[np.bool_]) -> None:
+        """Takes notice of records that are about to be processed.
+
+        Args:
+          slots: int64 [n].
+          records: int64 [n], number of each slot's record.
+          first: bool [n], whether it is a FIRST.
+        """
+        store = self._store
+        incarnation = store.incarnation[slots, records % store.layout.ring]
+        renewed = incarnation != store.slot_incarnation[slots]
+        store.slot_incarnation[slots] = incarnation
+        self._first[slots[first]] = records[first]
+        complete = ~renewed & (records - self._start[slots] == self._length)
+        starts = renewed | complete
+        if not starts.any():
+            return
+        dropped = records[renewed] - 1 - self._start[slots[renewed]]
+        self.dropped_records += int(np.maximum(dropped, 0).sum())
+        done = slots[complete]
+        self._finishing = np.stack(
+            [done, self._start[done], self._number[done] % self._kept], axis=1
+        )
+        self._number[done] += 1
+        at = slots[starts]
+        for target, part in zip(self._start_state, self._state, strict=True):
+            target[at, self._number[at] % self._kept] = part[at]
+        with self._condition:
+            self._start[at] = records[starts]
+            idle = slots[renewed]
+            idle = idle[self._waiting[idle] == 0]
+            self._oldest[idle] = self._start[idle]
+
+    def end(self) -> None:
+        """Hands the unrolls that the last `begin` completed to training."""
+        if not len(self._finishing):
+            return
+        with self._condition:
+            self._waiting[self._finishing[:, 0]] += 1
+            self._finished.extend(map(tuple, self._finishing.tolist()))
+            self._condition.notify()
+        self._finishing = self._finishing[:0]
+
+    def stack_rows(self, slots: IntArray, records: IntArray, stack: int) -> IntArray:
+        """Rows of the frames that the records' observations are stacked from.
+
+        Returns:
+          int64 [n, stack], oldest first; an episode's first frame is repeated.
+        """
+        wanted = records[:, None] - np.arange(stack - 1, -1, -1)
+        return np.maximum(wanted, self._first[slots][:, None]) % self._store.layout.ring
+
+    def take(self, batch_size: int, timeout_seconds: float) -> list[tuple[int, int, int]] | None:
+        """Waits for finished unrolls and takes up to `batch_size`.
+
+        The caller copies what it needs by `gather`, then gives them back by `release`.
+
+        Returns:
+          One or more unrolls as opaque entries, oldest first, or None after the timeout.
+        """
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._finished, timeout_seconds):
+                return None
+            count = min(batch_size, len(self._finished))
+            return [self._finished.popleft() for _ in range(count)]
+
+    def release(self, unrolls: list[tuple[int, int, int]]) -> None:
+        """Lets the records of taken unrolls be overwritten."""
+        with self._condition:
+            for slot, start, _ in unrolls:
+                self._waiting[slot] -= 1
+                # The next one of the slot begins with this one's last record, or later.
+                self._oldest[slot] = (
+                    start + self._length if self._waiting[slot] else self._start[slot]
+                )
+
+    def gather(self, unrolls: list[tuple[int, int, int]]) -> UnrollBatch:
+        """Copies the records of taken unrolls."""
+        store = self._store
+        slots, start, kept = np.array(unrolls, np.int64).T
+        length, context = self._length, self._context
+        records = start[:, None] + np.arange(-context, length + 1)
+        all_rows = records % store.layout.ring
+        rows = all_rows[:, context:]
+        column = slots[:, None]
+        spec = store.layout.spec
+        position = np.arange(length + 1 + context)
+        is_first = store.step_type[column, all_rows] == StepType.FIRST
+        newest_first = np.maximum.accumulate(np.where(is_first, position, 0), axis=1)
+
+        def stack_index(stack: int) -> npt.NDArray[np.int32]:
+            wanted = position[context:, None] - np.arange(stack - 1, -1, -1)
+            return np.maximum(wanted, newest_first[:, context:, None]).astype(np.int32)
+
+        return UnrollBatch(
+            observation=tuple(tensor[column, all_rows] for tensor in store.observation),
+            stack_index=tuple(stack_index(tensor.stack) for tensor in spec.observation),
+            previous_action=store.action[column, all_rows[:, context - 1 : -1]],
+            action=store.action[column, rows],
+            reward=store.reward[column, rows],
+            discount=store.discount[column, rows],
+            step_type=store.step_type[column, rows],
+            policy_parameters=store.policy_parameters[column, rows],
+            initial_state=tuple(part[slots, kept] for part in self._start_state),
+            policy_version=store.policy_version[column, rows],
+        )

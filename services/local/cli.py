@@ -1,0 +1,89 @@
+"""The `seedpod` command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import pathlib
+import sys
+
+from services.local import launcher
+from services.shared import config
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a subcommand; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="seedpod", description="Distributed reinforcement learning the SEED way."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_train(commands.add_parser("train", help="train an agent on this machine"))
+    presets = commands.add_parser("presets", help="list the experiments that come with seedpod")
+    presets.set_defaults(run=_presets)
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="seedpod: %(message)s")
+    try:
+        status: int = parsed.run(parsed)
+    except (config.ConfigError, launcher.LaunchError) as error:
+        print(f"seedpod: {error}", file=sys.stderr)
+        return 1
+    return status
+
+
+def _add_train(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_train)
+    parser.add_argument(
+        "--experiment", default="football", help="a preset's name or a YAML file (%(default)s)"
+    )
+    parser.add_argument("--frames", type=int, help="environment frames to train on")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a value of the experiment, e.g. learner.batch_size=64",
+    )
+    parser.add_argument(
+        "--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="where runs are kept"
+    )
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="newest",
+        metavar="RUN",
+        help="go on with a run's folder; without RUN with the experiment's newest one",
+    )
+
+
+def _train(parsed: argparse.Namespace) -> int:
+    overrides = list(parsed.overrides)
+    if parsed.frames is not None:
+        overrides.append(f"learner.total_frames={parsed.frames}")
+    source = parsed.experiment
+    if parsed.resume is not None:
+        name = config.load(source).name
+        run = (
+            launcher.newest_run(parsed.runs, name)
+            if parsed.resume == "newest"
+            else pathlib.Path(parsed.resume)
+        )
+        source = str(run / "experiment.yaml")
+        experiment = config.load(source, overrides)
+    else:
+        experiment = config.load(source, overrides)
+        run = launcher.new_run(parsed.runs, experiment.name)
+    summary = launcher.train(experiment, run)
+    print(json.dumps(summary), flush=True)
+    return 1 if summary.get("failure") else 0
+
+
+def _presets(_: argparse.Namespace) -> int:
+    for name in config.presets():
+        print(name)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

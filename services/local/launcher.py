@@ -1,0 +1,269 @@
+"""Runs a whole system on this machine: one learner, actors, and a view of what they do.
+
+`seedpod train` calls `train`. Every service is a process of its own and talks gRPC, as in a
+cluster; only the addresses and the folders are chosen here. A run's folder holds the experiment
+as it was run, checkpoints, TensorBoard events and a log file for each process.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from services.local import view
+from services.shared import config, rpc
+from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+
+_STOP_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+_LOG_TAIL_LINES = 15
+# A learner or an actor that died by a signal so often without a minute between is not restarted.
+_MAX_DEATHS_IN_A_ROW = 5
+_CALM_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+class LaunchError(RuntimeError):
+    """A run that cannot go on; the message says why and where to look."""
+
+
+class Service:
+    """A process that is restarted when a signal kills it."""
+
+    def __init__(self, name: str, command: list[str], log_path: pathlib.Path) -> None:
+        """Starts it.
+
+        Args:
+          name: For messages.
+          command: Arguments after the Python interpreter.
+          log_path: Where its stderr goes, appended.
+        """
+        self.name = name
+        self.log_path = log_path
+        self.restarts = 0
+        self._command = [sys.executable, *command]
+        self._backoff = rpc.Backoff(initial=0.5)
+        self._deaths_in_a_row = 0
+        self._restart_at: float | None = None
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._started = time.monotonic()
+        with self.log_path.open("a") as log:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C in a terminal reaches the launcher alone, which ends the others in order.
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process's number."""
+        return self._process.pid
+
+    def check(self) -> bool:
+        """Restarts the process if a signal killed it.
+
+        Returns:
+          Whether it has ended well.
+
+        Raises:
+          LaunchError: It ended with an error of its own, or dies again and again.
+        """
+        if self._restart_at is not None:
+            if time.monotonic() >= self._restart_at:
+                self._restart_at = None
+                self._process = self._start()
+            return False
+        status = self._process.poll()
+        if status is None or status == 0:
+            return status == 0
+        if status > 0:
+            raise LaunchError(
+                f"the {self.name} ended with status {status}; the end of {self.log_path}:\n"
+                + self._log_tail()
+            )
+        if time.monotonic() - self._started > _CALM_SECONDS:
+            self._deaths_in_a_row = 0
+            self._backoff.reset()
+        self._deaths_in_a_row += 1
+        name = signal.Signals(-status).name
+        if self._deaths_in_a_row > _MAX_DEATHS_IN_A_ROW:
+            raise LaunchError(
+                f"the {self.name} was killed by {name}, {self._deaths_in_a_row} times in a row"
+            )
+        self.restarts += 1
+        wait = self._backoff.next()
+        _log.warning("the %s was killed by %s; restarting it in %.1f s", self.name, name, wait)
+        self._restart_at = time.monotonic() + wait
+        return False
+
+    def _log_tail(self) -> str:
+        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+        return "\n".join(f"  {line}" for line in lines)
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def wait(self, timeout_seconds: float) -> str:
+        """Waits for its end, kills it after the timeout, and returns what it wrote on stdout."""
+        try:
+            return self._process.communicate(timeout=max(0.1, timeout_seconds))[0]
+        except subprocess.TimeoutExpired:
+            _log.error("the %s did not end within %.0f s: killed", self.name, timeout_seconds)
+            self._process.kill()
+            return self._process.communicate()[0]
+
+
+def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
+    """Trains until all frames are taken or a signal comes.
+
+    Args:
+      experiment: What to run; addresses and folders are replaced by this run's.
+      run: The run's folder; its checkpoints are resumed from.
+
+    Returns:
+      The learner's summary.
+
+    Raises:
+      LaunchError: A service failed.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    document = run / "experiment.yaml"
+    document.write_text(config.dump(place(experiment, run)))
+    stop = threading.Event()
+    previous = {
+        number: signal.signal(number, lambda *_: stop.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        return _Run(document, experiment, run, stop).run()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Run:
+    """One call of `train`."""
+
+    def __init__(
+        self,
+        document: pathlib.Path,
+        experiment: config.Experiment,
+        run: pathlib.Path,
+        stop: threading.Event,
+    ) -> None:
+        self._stop = stop
+        self._address = f"127.0.0.1:{_free_port()}"
+        self._actors: list[Service] = []
+        self._actor_count = experiment.local.actors
+        self._document = document
+        self._folder = run
+        self._total_frames = experiment.learner.total_frames
+        arguments = [f"--experiment={document}", f"--set=learner.address={self._address}"]
+        self._learner = Service(
+            "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
+        )
+
+    def run(self) -> dict[str, Any]:
+        try:
+            self._start_actors()
+            with (
+                rpc.channel(self._address) as channel,
+                view.View(self._folder, self._total_frames) as screen,
+            ):
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                while not self._stop.is_set() and not self._learner.check():
+                    for actor in self._actors:
+                        actor.check()
+                    screen.show(_status(stub), sum(actor.restarts for actor in self._actors))
+                    self._stop.wait(_POLL_SECONDS)
+        finally:
+            summary = self._wind_down()
+        return summary
+
+    def _start_actors(self) -> None:
+        for i in range(self._actor_count):
+            command = [
+                *("-m", "services.actor", "--child", f"--experiment={self._document}"),
+                *(f"--set=actor.learner_address={self._address}", f"--name=actor-{i}"),
+            ]
+            self._actors.append(Service(f"actor-{i}", command, self._folder / f"actor-{i}.log"))
+
+    def _wind_down(self) -> dict[str, Any]:
+        deadline = time.monotonic() + _STOP_SECONDS
+        self._learner.terminate()
+        for actor in self._actors:
+            actor.terminate()
+        output = self._learner.wait(deadline - time.monotonic())
+        for actor in self._actors:
+            actor.wait(deadline - time.monotonic())
+        lines = output.strip().splitlines()
+        summary: dict[str, Any] = json.loads(lines[-1]) if lines else {"frames": 0}
+        summary["run"] = str(self._folder)
+        return summary
+
+
+def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment:
+    """The experiment with its files in the run's folder."""
+    learner = experiment.learner.model_copy(
+        update={
+            "checkpoint_directory": str(run / "checkpoints"),
+            "log_directory": str(run / "tensorboard"),
+            "metrics_port": 0 if experiment.learner.metrics_port else None,
+        }
+    )
+    return experiment.model_copy(update={"learner": learner})
+
+
+def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:
+    """A folder for a new run: the experiment's name and the time."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    candidate, n = directory / f"{name}-{stamp}", 1
+    while candidate.exists():
+        candidate, n = directory / f"{name}-{stamp}-{n}", n + 1
+    return candidate
+
+
+def newest_run(directory: pathlib.Path, name: str) -> pathlib.Path:
+    """The newest run of an experiment.
+
+    Raises:
+      LaunchError: There is none.
+    """
+    runs = [path.parent for path in directory.glob(f"{name}-*/experiment.yaml")]
+    if not runs:
+        raise LaunchError(f"no run of {name!r} in {directory}/ to resume")
+    return max(runs, key=lambda path: (path / "experiment.yaml").stat().st_mtime)
+
+
+def _status(
+    stub: inference_pb2_grpc.InferenceServiceStub,
+) -> inference_pb2.GetStatusResponse | None:
+    try:
+        return stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=2.0)
+    except grpc.RpcError:
+        return None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

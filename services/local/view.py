@@ -1,0 +1,86 @@
+"""What a local run shows: a live table in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+import sys
+import time
+from types import TracebackType
+
+import rich.box
+import rich.console
+import rich.live
+import rich.table
+
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+
+_LINE_SECONDS = 10.0
+
+
+class View:
+    """Shows the learner's status on stderr."""
+
+    def __init__(self, run: pathlib.Path, total_frames: int) -> None:
+        """Prepares the view; it is on screen while it is entered."""
+        self._run = run
+        self._total_frames = total_frames
+        self._started = time.monotonic()
+        self._next_line = 0.0
+        console = rich.console.Console(stderr=True)
+        self._live = (
+            rich.live.Live(console=console, refresh_per_second=2) if sys.stderr.isatty() else None
+        )
+
+    def __enter__(self) -> View:
+        """Shows that the services start."""
+        print(f"run: {self._run} (logs, checkpoints, TensorBoard events)", file=sys.stderr)
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leaves the last state on screen."""
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, status: inference_pb2.GetStatusResponse | None, restarts: int) -> None:
+        """Shows a status; None: the learner does not answer (yet)."""
+        values = self._values(status, restarts)
+        if self._live is not None:
+            table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
+            table.add_column(style="cyan")
+            table.add_column()
+            for name, value in values.items():
+                table.add_row(name, value)
+            self._live.update(table)
+        elif time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + _LINE_SECONDS
+            print("  ".join(f"{k}: {v}" for k, v in values.items()), file=sys.stderr, flush=True)
+
+    def _values(
+        self, status: inference_pb2.GetStatusResponse | None, restarts: int
+    ) -> dict[str, str]:
+        elapsed = f"{time.monotonic() - self._started:.0f} s"
+        if status is None:
+            return {"time": elapsed, "state": "the learner is starting"}
+        if not status.live_slots and not status.frames:
+            return {"time": elapsed, "state": "the environments are starting"}
+        mean_return = status.mean_return
+        return {
+            "time": elapsed,
+            "frames": f"{status.frames:,} of {self._total_frames:,}",
+            "frames/s": f"{status.frames_per_second:,.0f}",
+            "return": "-" if math.isnan(mean_return) else f"{mean_return:.3f} (last 100 episodes)",
+            "episodes": f"{status.episodes:,}",
+            "environments": f"{status.live_slots} live",
+            "batch fill": f"{status.inference_batch_fill:.0%}",
+            "policy lag": f"{status.policy_lag:.1f} updates",
+            "bottleneck": status.bottleneck,
+            "actor restarts": str(restarts),
+        }

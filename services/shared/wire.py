@@ -1,0 +1,188 @@
+"""Between protobuf messages and the arrays that services work with.
+
+The actor converts its spec for Join; the learner's front ends read every ActRequest through
+`read_act_request`, which finds the fields in the message's bytes without building the message.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from services.shared import specs
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+
+API_VERSION = "seedpod.inference.v1"
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are not a message of the expected type."""
+
+
+class ActRequestFields(NamedTuple):
+    """An ActRequest; the byte fields are views into the received message."""
+
+    sequence: int
+    incarnation: memoryview
+    step_type: memoryview
+    reward: memoryview
+    discount: memoryview
+    environment_cpu_seconds: float
+    actor_cpu_seconds: float
+    observation: memoryview
+
+
+_EMPTY = memoryview(b"")
+_FLOAT = struct.Struct("<f")
+
+
+def read_act_request(message: bytes) -> ActRequestFields:
+    """Finds an ActRequest's fields; equal to `ActRequest.FromString` on every valid message.
+
+    Args:
+      message: The serialized ActRequest.
+
+    Returns:
+      Its fields; absent ones have protobuf's defaults.
+
+    Raises:
+      MalformedMessage: The bytes are not a protobuf message.
+    """
+    fields: list[int | float | memoryview] = [
+        0, _EMPTY, _EMPTY, _EMPTY, _EMPTY, 0.0, 0.0, _EMPTY,
+    ]  # fmt: skip
+    view = memoryview(message)
+    end = len(message)
+    at = 0
+    while at < end:
+        tag, at = _read_varint(message, at)
+        number, kind = tag >> 3, tag & 7
+        if not 0 < number < 1 << 29:
+            raise MalformedMessage(f"field number {number} at byte {at}")
+        if kind == 2:
+            length, at = _read_varint(message, at)
+            stop = at + length
+            if stop > end:
+                raise MalformedMessage(f"field {number} of {length} bytes is cut off")
+            if 2 <= number <= 5 or number == 8:
+                fields[number - 1] = view[at:stop]
+            at = stop
+        elif kind == 0:
+            value, at = _read_varint(message, at)
+            if number == 1:
+                fields[0] = value
+        elif kind in (1, 5):
+            stop = at + (8 if kind == 1 else 4)
+            if stop > end:
+                raise MalformedMessage(f"field {number} is cut off")
+            if kind == 5 and number in (6, 7):
+                fields[number - 1] = _FLOAT.unpack_from(message, at)[0]
+            at = stop
+        else:
+            raise MalformedMessage(f"field {number} has wire type {kind}")
+    return ActRequestFields(*fields)  # type: ignore[arg-type]
+
+
+def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            raise MalformedMessage("a varint is cut off")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >= 1 << 64:
+                raise MalformedMessage("a varint has more than 64 bits")
+            return value, at
+    raise MalformedMessage("a varint has more than 10 bytes")
+
+
+class ObservationLayout:
+    """Where the tensors lie in an `observation` field: [k, ...] blocks, one after the other."""
+
+    def __init__(self, observation: tuple[specs.TensorSpec, ...], k: int) -> None:
+        """Computes the layout for `k` slots."""
+        self._blocks = []
+        at = 0
+        for spec in observation:
+            self._blocks.append((spec.storage_dtype, (k, *spec.storage_shape), at))
+            at += k * spec.storage_bytes
+        self.total_bytes = at
+
+    def views(
+        self, observation: memoryview | bytearray | bytes
+    ) -> tuple[npt.NDArray[np.generic], ...]:
+        """The blocks as arrays [k, *storage_shape] that share the buffer's memory."""
+        return tuple(
+            np.ndarray(shape, dtype, buffer=observation, offset=at)
+            for dtype, shape, at in self._blocks
+        )
+
+
+def environment_spec_to_proto(spec: specs.EnvironmentSpec) -> inference_pb2.EnvironmentSpec:
+    """The message for a spec."""
+    action = inference_pb2.ActionSpec()
+    if isinstance(spec.action, specs.DiscreteActionSpec):
+        action.discrete.num_values.extend(spec.action.num_values)
+    else:
+        action.continuous.minimum.extend(spec.action.minimum)
+        action.continuous.maximum.extend(spec.action.maximum)
+    return inference_pb2.EnvironmentSpec(
+        observation=[
+            inference_pb2.TensorSpec(
+                name=tensor.name,
+                data_type=int(tensor.data_type),
+                shape=tensor.shape,
+                stack=tensor.stack,
+                num_values=tensor.num_values,
+            )
+            for tensor in spec.observation
+        ],
+        action=action,
+        agents=spec.agents,
+        frames_per_step=spec.frames_per_step,
+    )
+
+
+def environment_spec_from_proto(message: inference_pb2.EnvironmentSpec) -> specs.EnvironmentSpec:
+    """The spec of a message.
+
+    Raises:
+      ValueError: A value outside its limits; the message names it.
+    """
+    kind = message.action.WhichOneof("kind")
+    action: specs.ActionSpec
+    if kind == "discrete":
+        action = specs.DiscreteActionSpec(tuple(message.action.discrete.num_values))
+    elif kind == "continuous":
+        action = specs.ContinuousActionSpec(
+            tuple(message.action.continuous.minimum), tuple(message.action.continuous.maximum)
+        )
+    else:
+        raise ValueError("action spec is empty, allowed: discrete or continuous")
+    observation = []
+    for tensor in message.observation:
+        if tensor.data_type not in set(specs.DataType):
+            raise ValueError(
+                f"tensor {tensor.name!r}: data type is {tensor.data_type}, allowed:"
+                f" {[f'{t.name}={t.value}' for t in specs.DataType]}"
+            )
+        observation.append(
+            specs.TensorSpec(
+                name=tensor.name,
+                data_type=specs.DataType(tensor.data_type),
+                shape=tuple(tensor.shape),
+                stack=tensor.stack,
+                num_values=tensor.num_values,
+            )
+        )
+    return specs.EnvironmentSpec(
+        observation=tuple(observation),
+        action=action,
+        agents=message.agents,
+        frames_per_step=message.frames_per_step,
+    )

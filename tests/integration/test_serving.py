@@ -1,0 +1,282 @@
+"""The learner's serving path with real front-end processes and real gRPC clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.learner.transport import Transport
+from services.shared import rpc, wire
+from services.shared.config import LearnerConfig
+from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.unit.learner.harness import FIRST, LAST, MID, Harness
+
+ActRequest = inference_pb2.ActRequest
+TIMEOUT = 20.0
+
+
+class Learner:
+    """Transport, front ends and inference loop around the counting policy of the unit tests."""
+
+    def __init__(self, slots: int = 8, **settings: object) -> None:
+        config = LearnerConfig.model_validate(
+            {
+                "address": "127.0.0.1:0",
+                "max_slots": slots,
+                "unroll_length": 4,
+                "unrolls_per_slot": 8,
+                "inference_max_wait_seconds": 0.01,
+                **settings,
+            }
+        )
+        self.transport = Transport(config, lambda _: None, inference_pb2.GetStatusResponse)
+        settings = {k: v for k, v in config.model_dump().items() if k != "max_slots"}
+        self.harness = Harness(slots=slots, transport=self.transport, **settings)
+        self.transport.start()
+        self.transport.publish(self.harness.store)
+        self.thread = threading.Thread(target=self.harness.loop.run, daemon=True)
+        self.thread.start()
+        self.channel = rpc.channel(self.transport.address, keepalive_seconds=1.0)
+        self.stub = inference_pb2_grpc.InferenceServiceStub(self.channel)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.harness.loop.stop()
+        self.thread.join(timeout=5)
+        self.transport.stop()
+
+    def join(self, groups: int = 1, environments: int = 2, token: str = "") -> str:
+        request = inference_pb2.JoinRequest(
+            api_version=wire.API_VERSION,
+            actor_name="test",
+            environment=wire.environment_spec_to_proto(self.harness.store.layout.spec),
+            environments_per_group=environments,
+            groups=groups,
+            lease_token=token,
+        )
+        response = self.stub.Join(request, timeout=TIMEOUT, wait_for_ready=True)
+        return str(response.lease_token)
+
+
+class Stream:
+    """One Act stream."""
+
+    def __init__(self, learner: Learner, token: str, group: int | str = 0) -> None:
+        self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
+        metadata = ((rpc.LEASE_METADATA, token), (rpc.GROUP_METADATA, str(group)))
+        self._call = learner.stub.Act(
+            iter(self._requests.get, None), metadata=metadata, timeout=TIMEOUT, wait_for_ready=True
+        )
+
+    def send(self, request: ActRequest) -> None:
+        self._requests.put(request)
+
+    def receive(self) -> inference_pb2.ActResponse:
+        return next(self._call)
+
+    def step(self, request: ActRequest) -> inference_pb2.ActResponse:
+        self.send(request)
+        return self.receive()
+
+    def end(self) -> None:
+        self._requests.put(None)
+
+
+def request(
+    sequence: int, step_type: int = MID, frame: int = 0, incarnation: int = 1, k: int = 2
+) -> ActRequest:
+    return ActRequest(
+        sequence=sequence,
+        incarnation=np.full(k, incarnation, "<u4").tobytes(),
+        step_type=bytes([step_type] * k),
+        reward=np.zeros(k, "<f4").tobytes(),
+        discount=np.ones(k, "<f4").tobytes(),
+        observation=bytes([frame] * k),
+    )
+
+
+@pytest.fixture(scope="module")
+def learner() -> Iterator[Learner]:
+    with contextlib.closing(Learner(lease_grace_seconds=0.2)) as instance:
+        yield instance
+
+
+def free_leases(learner: Learner) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while learner.transport.leases.leased_slots:
+        assert time.monotonic() < deadline, "leases were not freed"
+        time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def _no_leases_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "learner" in request.fixturenames:
+        free_leases(request.getfixturevalue("learner"))
+
+
+def test_actions_answer_the_observations_that_were_sent(learner: Learner) -> None:
+    stream = Stream(learner, learner.join())
+    for sequence, frame in enumerate([7, 42, 99], start=1):
+        response = stream.step(request(sequence, FIRST if sequence == 1 else MID, frame))
+        assert response.sequence == sequence
+        assert np.frombuffer(response.action, "<i4").tolist() == [frame, frame]
+    stream.end()
+
+
+def test_a_repeated_request_gets_the_same_answer_and_is_not_counted_twice(
+    learner: Learner,
+) -> None:
+    token = learner.join()
+    stream = Stream(learner, token)
+    stream.step(request(1, FIRST, frame=1))
+    stream.step(request(2, MID, frame=2))
+    stream.end()
+    stream = Stream(learner, token)
+    written = learner.harness.store.written.sum()
+    again = stream.step(request(2, MID, frame=77))
+    assert np.frombuffer(again.action, "<i4").tolist() == [2, 2]
+    assert learner.harness.store.written.sum() == written
+    assert stream.step(request(3, MID, frame=3)).sequence == 3
+    stream.end()
+
+
+def test_a_newer_stream_takes_the_group_over(learner: Learner) -> None:
+    token = learner.join()
+    old = Stream(learner, token)
+    old.step(request(1, FIRST))
+    new = Stream(learner, token)
+    new.step(request(2, MID))
+    with pytest.raises(grpc.RpcError) as error:
+        old.step(request(3, MID))
+    assert error.value.code() is grpc.StatusCode.ABORTED
+    assert new.step(request(3, MID)).sequence == 3
+    new.end()
+
+
+def test_a_token_gives_the_slots_again_and_the_groups_begin_anew(learner: Learner) -> None:
+    token = learner.join()
+    stream = Stream(learner, token)
+    stream.step(request(1, FIRST))
+    stream.end()
+    assert learner.join(token=token) == token
+    stream = Stream(learner, token)
+    assert stream.step(request(1, FIRST, incarnation=2)).sequence == 1
+    stream.end()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sequence": 5}, "sequence is 5, allowed: 0 or 1"),
+        ({"observation": b"x"}, "observation has 1 bytes, must have 2 for 2 slots"),
+        ({"reward": b"1234"}, "reward has 4 bytes, must have 8 for 2 slots"),
+        ({"reward": np.float32([0, np.nan]).tobytes()}, "reward is not finite"),
+        ({"discount": np.float32([0, 1.5]).tobytes()}, "discount is outside of 0 to 1"),
+        ({"step_type": b"\x00\x09"}, "step_type is 9, allowed: 0 to 3"),
+        ({"step_type": b"\x00\x01"}, "environment 1 of the group sent MID.* must come FIRST"),
+        ({"incarnation": bytes(8)}, "incarnation is 0, allowed: 1 or more"),
+    ],
+)
+def test_bad_requests_are_refused_with_what_is_allowed(
+    learner: Learner, change: dict[str, object], message: str
+) -> None:
+    stream = Stream(learner, learner.join())
+    bad = request(1, FIRST)
+    for name, value in change.items():
+        setattr(bad, name, value)
+    with pytest.raises(grpc.RpcError, match=message) as error:
+        stream.step(bad)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_first_within_an_episode_is_refused(learner: Learner) -> None:
+    stream = Stream(learner, learner.join())
+    stream.step(request(1, FIRST))
+    stream.step(request(2, LAST))
+    stream.step(request(3, FIRST))
+    with pytest.raises(grpc.RpcError, match="sent FIRST, after FIRST .* must come MID or LAST"):
+        stream.step(request(4, FIRST))
+
+
+def test_unknown_leases_and_groups_are_refused(learner: Learner) -> None:
+    with pytest.raises(grpc.RpcError, match="join again") as error:
+        Stream(learner, "nobody").step(request(1))
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    with pytest.raises(grpc.RpcError, match="group 1 of 'test', allowed: 0 to 0"):
+        Stream(learner, learner.join(), group=1).step(request(1))
+    with pytest.raises(grpc.RpcError, match="given: 'x' and 'one'"):
+        Stream(learner, "x", group="one").step(request(1))
+
+
+def test_too_few_slots(learner: Learner) -> None:
+    with pytest.raises(grpc.RpcError, match="9 env slots asked for .* 8 of 8 are free") as error:
+        learner.join(environments=9)
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_health(learner: Learner) -> None:
+    stub = health_pb2_grpc.HealthStub(learner.channel)
+    request = health_pb2.HealthCheckRequest(service="seedpod.inference.v1.InferenceService")
+    response = stub.Check(request, timeout=TIMEOUT)
+    assert response.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_a_second_learner_on_the_port_is_refused(learner: Learner) -> None:
+    config = LearnerConfig(address=learner.transport.address)
+    with pytest.raises(OSError, match="is a learner running"):
+        Transport(config, lambda _: None, inference_pb2.GetStatusResponse)
+
+
+def test_a_killed_front_end_is_replaced_and_actors_go_on() -> None:
+    with contextlib.closing(Learner()) as learner:
+        token = learner.join()
+        stream = Stream(learner, token)
+        stream.step(request(1, FIRST))
+        os.kill(learner.transport._front_ends[0].process.pid, signal.SIGKILL)
+        with pytest.raises(grpc.RpcError):
+            stream.receive()
+        stream = Stream(learner, token)
+        assert stream.step(request(2, MID, frame=5)).sequence == 2
+        stream.end()
+
+
+def test_a_stopped_actor_is_noticed() -> None:
+    # A client in a process of its own that stops: its lease is freed after keepalive and grace.
+    with contextlib.closing(Learner(keepalive_seconds=0.5, lease_grace_seconds=5.0)) as learner:
+        token = learner.join()
+        command = [sys.executable, "-m", "tests.integration.silent_actor"]
+        actor = subprocess.Popen(
+            [*command, learner.transport.address, token], stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert actor.stdout is not None
+            assert actor.stdout.readline() == "answered\n"
+            actor.send_signal(signal.SIGSTOP)
+            free_leases(learner)
+        finally:
+            actor.kill()
+            actor.communicate()
+
+
+def test_the_end_of_training_reaches_streams_and_joins() -> None:
+    with contextlib.closing(Learner()) as learner:
+        token = learner.join()
+        stream = Stream(learner, token)
+        assert not stream.step(request(1, FIRST)).finished
+        learner.transport.finish()
+        assert stream.step(request(2, MID)).finished
+        response = learner.stub.Join(inference_pb2.JoinRequest(), timeout=TIMEOUT)
+        assert response.finished

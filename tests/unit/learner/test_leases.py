@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from services.learner.leases import LeaseTable
+from services.shared.rpc import StatusError
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def _table(slots: int = 8) -> tuple[LeaseTable, Clock]:
+    clock = Clock()
+    return LeaseTable(slots, grace_seconds=30.0, clock=clock), clock
+
+
+def test_lowest_slots_first_and_each_only_once() -> None:
+    table, _ = _table()
+    a = table.join("a", groups=2, slots_per_group=2, token="")
+    b = table.join("b", groups=1, slots_per_group=3, token="")
+    assert [g.slots.tolist() for g in a.groups] == [[0, 1], [2, 3]]
+    assert [g.slots.tolist() for g in b.groups] == [[4, 5, 6]]
+    assert table.leased_slots == 7
+
+
+def test_too_few_slots_names_both_numbers() -> None:
+    table, _ = _table()
+    table.join("a", 1, 6, "")
+    with pytest.raises(StatusError, match="3 env slots asked for by 'b', 2 of 8 are free") as error:
+        table.join("b", 1, 3, "")
+    assert error.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_slots_return_after_the_grace_period_without_streams() -> None:
+    table, clock = _table()
+    lease = table.join("a", 2, 4, "")
+    first = table.open(lease.token, 0, front_end=0)
+    second = table.open(lease.token, 1, front_end=0)
+    clock.now = 100.0
+    assert table.expire() == []
+    assert (table.live_groups, table.live_slots) == (2, 8)
+    table.close(first.number, first.epoch)
+    clock.now = 200.0
+    assert table.expire() == []  # the other stream lives
+    table.close(second.number, second.epoch)
+    assert (table.live_groups, table.live_slots) == (0, 0)
+    clock.now = 229.9
+    assert table.expire() == []
+    clock.now = 230.0
+    assert table.expire() == [lease]
+    assert table.leased_slots == 0
+    with pytest.raises(StatusError, match="join again") as error:
+        table.open(lease.token, 0, 0)
+    assert error.value.code is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_token_gives_the_same_slots_again() -> None:
+    table, _ = _table()
+    table.join("other", 1, 2, "")
+    lease = table.join("a", 2, 2, "")
+    slots = [g.slots.tolist() for g in lease.groups]
+    again = table.join("a", 2, 2, lease.token)
+    assert [g.slots.tolist() for g in again.groups] == slots == [[2, 3], [4, 5]]
+    assert again.token == lease.token
+    with pytest.raises(StatusError, match="2 groups of 2 slots, asked for again with 1 of 4"):
+        table.join("a", 1, 4, lease.token)
+
+
+def test_a_newer_stream_owns_the_group() -> None:
+    table, _ = _table()
+    lease = table.join("a", 1, 2, "")
+    group = table.open(lease.token, 0, front_end=0)
+    old_epoch = group.epoch
+    assert table.open(lease.token, 0, front_end=1) is group
+    table.close(group.number, old_epoch)
+    assert group.front_end == 1
+
+
+def test_epochs_never_repeat_for_a_group_number() -> None:
+    table, clock = _table()
+    lease = table.join("a", 1, 8, "")
+    old = table.open(lease.token, 0, 0)
+    table.close(old.number, old.epoch)
+    clock.now = 30.0
+    group = table.join("b", 1, 8, "").groups[0]
+    assert group.number == old.number
+    assert group.epoch > old.epoch
+
+
+@pytest.mark.parametrize(("groups", "slots"), [(0, 1), (1, 0), (-1, 4)])
+def test_counts_below_one_are_refused(groups: int, slots: int) -> None:
+    table, _ = _table()
+    with pytest.raises(StatusError, match="allowed: 1 or more"):
+        table.join("a", groups, slots, "")
+
+
+def test_unknown_group_is_refused() -> None:
+    table, _ = _table()
+    lease = table.join("a", 2, 1, "")
+    with pytest.raises(StatusError, match="group 2 of 'a', allowed: 0 to 1"):
+        table.open(lease.token, 2, 0)
