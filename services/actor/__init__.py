@@ -1,0 +1,1 @@
+"""The actor service: steps environments, and asks the learner for their actions."""

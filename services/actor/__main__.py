@@ -47,9 +47,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     workers = experiment.actor.workers or usable_cores()
-    return Supervisor(
-        experiment.actor, arguments.name, workers, experiment.learner.keepalive_seconds
-    ).run()
+    try:
+        supervisor = Supervisor(
+            experiment.actor, arguments.name, workers, experiment.learner.keepalive_seconds
+        )
+    except OSError as error:
+        print(f"actor.metrics_port {experiment.actor.metrics_port}: {error}", file=sys.stderr)
+        return 2
+    return supervisor.run()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ from services.shared import rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 _JOIN_TIMEOUT_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
 
 _FATAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -143,6 +146,7 @@ class LearnerClient:
         except ValueError as error:
             raise Refused(str(error)) from None
         member.waiting.over("joined the learner")
+        _log.info("the learner at %s leased %d slots", self._address, len(lease.slots))
         return lease
 
     async def exchange(

@@ -192,6 +192,7 @@ class Worker:
             self._start_pilot()
         else:
             _log.error("%s is being replaced: %s", where, reason)
+        self._report()  # from now on the supervisor allows for a start
         self._starter.replace(seat, environment)
 
     def _stack(self) -> str:

@@ -19,6 +19,13 @@ def main() -> int:
     parser.add_argument(
         "--child", action="store_true", help="end when the parent process ends, however it ends"
     )
+    parser.add_argument(
+        "--evaluate",
+        type=int,
+        metavar="EPISODES",
+        help="play so many episodes with the newest checkpoint instead of training",
+    )
+    parser.add_argument("--greedy", action="store_true", help="evaluate the most probable actions")
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -30,6 +37,11 @@ def main() -> int:
     except config.ConfigError as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2
+    if "GLIBC_TUNABLES" not in os.environ:
+        # Large tensors in huge pages: decoding and pooling, bound by page faults, take half the
+        # time. The C library reads it at the start of a process only.
+        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        os.execv(sys.executable, [sys.executable, "-m", "services.learner", *sys.argv[1:]])
     # Until the service is there, which takes seconds, nothing needs saving.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -38,10 +50,16 @@ def main() -> int:
 
     devices.configure(experiment.learner.threads)
     from services.learner.checkpoint import CheckpointError
+    from services.learner.evaluator import Evaluation
     from services.learner.service import LearnerService
 
+    evaluation = (
+        None
+        if arguments.evaluate is None
+        else Evaluation(episodes=arguments.evaluate, greedy=arguments.greedy)
+    )
     try:
-        service = LearnerService(experiment)
+        service = LearnerService(experiment, evaluation)
     except (OSError, ValueError, CheckpointError) as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2

@@ -25,18 +25,22 @@ from services.shared.specs import EnvironmentSpec, StepType
 class Agent:
     """A V-trace actor-critic."""
 
-    def __init__(self, config: LearnerConfig, spec: EnvironmentSpec) -> None:
+    def __init__(
+        self, config: LearnerConfig, spec: EnvironmentSpec, greedy: bool = False
+    ) -> None:
         """Makes the network and traces both functions.
 
         Args:
           config: The learner's settings.
           spec: What the environments look like.
+          greedy: Take the most probable action instead of drawing one.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
         """
         self._config = config
         self._spec = spec
+        self._greedy = greedy
         self._distribution = distributions.for_action_spec(spec.action)
         self.parameter_size: int = self._distribution.parameter_size
         self._network = registry.create(
@@ -156,8 +160,13 @@ class Agent:
             ]
             inputs = self._inputs(observation, previous, reward, first)
             output, new_state = network.step(inputs, tuple(state))
-            action = self._distribution.sample(output.policy_parameters, seed)
-            return action, output.policy_parameters, *new_state
+            parameters = output.policy_parameters
+            action = (
+                self._distribution.mode(parameters)
+                if self._greedy
+                else self._distribution.sample(parameters, seed)
+            )
+            return action, parameters, *new_state
 
         signature = []
         for tensor in spec.observation:
@@ -170,6 +179,7 @@ class Agent:
             *(_spec((None, *part.shape[1:]), part.dtype) for part in self.initial_state(1)),
             _spec((2,), np.int64),
         ]
+        # Never compiled by XLA: the number of slots is free, and each would be compiled anew.
         return tf.function(act, input_signature=signature).get_concrete_function()
 
     def _trace_train(self) -> Any:
@@ -225,7 +235,8 @@ class Agent:
             *(_spec((b, *part.shape[1:]), part.dtype) for part in self.initial_state(1)),
             _spec((), np.int64),
         ]
-        return tf.function(train, input_signature=signature).get_concrete_function()
+        function = tf.function(train, input_signature=signature, jit_compile=config.xla)
+        return function.get_concrete_function()
 
 
 def _time_major(x: Any) -> Any:

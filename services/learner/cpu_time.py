@@ -17,8 +17,9 @@ class CpuTime:
     """CPU seconds of this process, by part."""
 
     def __init__(self) -> None:
-        """Starts at zero."""
+        """Starts at zero: importing TensorFlow and tracing functions do not count."""
         self._lock = threading.Lock()
+        self._start = time.process_time()
         self._training_steps = 0
         self._in_training = False
         self._alone_seconds = 0.0
@@ -64,4 +65,5 @@ class CpuTime:
                 per_slot * self._during_training_slots, self._during_training_seconds
             )
             training = self._during_training_seconds - overlapped
-        return inference, training, max(0.0, time.process_time() - inference - training)
+        elapsed = time.process_time() - self._start
+        return inference, training, max(0.0, elapsed - inference - training)

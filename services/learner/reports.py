@@ -34,7 +34,8 @@ class Reports:
         self._writer = (
             None if config.log_directory is None else tf.summary.create_file_writer(config.log_directory)
         )
-        self._next_summary = time.monotonic()
+        self._started = time.monotonic()
+        self._next_summary = self._started
         self._logit_difference = 0.0
         self._metrics: dict[str, float] = {}
 
@@ -57,24 +58,30 @@ class Reports:
         if not metrics["skipped"]:
             self._logit_difference = max(self._logit_difference, metrics["logit_difference"])
         self._metrics = {**metrics, "logit_difference_max": self._logit_difference}
-        if self._writer is None or time.monotonic() < self._next_summary:
+        if time.monotonic() >= self._next_summary:
+            self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
+            self._summarize(statistics)
+
+    def close(self, statistics: Statistics) -> None:
+        """Completes the event file."""
+        if self._writer is not None:
+            self._summarize(statistics)
+            self._writer.close()
+
+    def _summarize(self, statistics: Statistics) -> None:
+        if self._writer is None:
             return
-        self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
         values = {f"training/{name}": value for name, value in self._metrics.items()}
         values["training/policy_lag"] = statistics.policy_lag
+        values["training/seconds"] = time.monotonic() - self._started
         values["speed/frames_per_second"] = statistics.frames_per_second
         values["speed/inference_batch_fill"] = statistics.batch_fill
-        if statistics.returns:
+        if statistics.ended_episodes:
             values["episode/mean_return"] = statistics.mean_return
             values["episode/mean_length"] = statistics.mean_length
         with self._writer.as_default(step=statistics.frames):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
-
-    def close(self) -> None:
-        """Completes the event file."""
-        if self._writer is not None:
-            self._writer.close()
 
 
 class _LearnerCollector(Collector):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-import pathlib
+import math
 import threading
 import time
 
@@ -22,6 +22,7 @@ import numpy as np
 from services.learner import checkpoint, reports, unrolls
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
+from services.learner.evaluator import Evaluation, Evaluator
 from services.learner.inference import InferenceLoop
 from services.learner.networks.registry import NetworkError
 from services.learner.statistics import Statistics
@@ -41,8 +42,14 @@ _log = logging.getLogger(__name__)
 class LearnerService:
     """One learner."""
 
-    def __init__(self, experiment: config.Experiment) -> None:
+    def __init__(
+        self, experiment: config.Experiment, evaluation: Evaluation | None = None
+    ) -> None:
         """Claims the port and, when there is a checkpoint, makes ready to resume from it.
+
+        Args:
+          experiment: The experiment; its learner section is read.
+          evaluation: Evaluate the newest checkpoint instead of training.
 
         Raises:
           OSError: The port is taken.
@@ -50,16 +57,19 @@ class LearnerService:
         """
         self._experiment = experiment
         self._config = experiment.learner
+        self._evaluation = evaluation
         self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
-        self._statistics = Statistics(self._config.max_slots, self._reports.registry)
+        self._statistics = Statistics(
+            self._config.max_slots, self._reports.registry, keep_episodes=evaluation is not None
+        )
         self._transport = Transport(self._config, self._check_join, self.status)
         self._build_lock = threading.Lock()
         self._spec: EnvironmentSpec | None = None
         self._store: StepStore | None = None
         self._agent: Agent | None = None
         self._assembler: unrolls.UnrollAssembler | None = None
-        self._trainer: Trainer | None = None
+        self._trainer: Trainer | Evaluator | None = None
         self._inference: InferenceLoop | None = None
         self._threads: list[threading.Thread] = []
         self._checkpoints = checkpoint.Writer(
@@ -67,6 +77,14 @@ class LearnerService:
         )
         self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
         self._restored = self._checkpoints.latest()
+        if evaluation is not None and self._restored is None:
+            raise checkpoint.CheckpointError(
+                f"{self._config.checkpoint_directory}: has no checkpoint to evaluate"
+            )
+        self._frames_at_start = 0
+        self._started = time.monotonic()
+        self._ended: float | None = None
+        self._ended: float | None = None
         self._wake = threading.Event()
         self._stop_requested = False
 
@@ -81,6 +99,7 @@ class LearnerService:
                     self._build(self._restored.environment_spec)
             while not self._stop_requested and not self._trainer_ended():
                 self._wake.wait(0.2)
+            self._ended = time.monotonic()
             self._wind_down()
         finally:
             self._transport.stop()
@@ -113,7 +132,7 @@ class LearnerService:
         inference.stop()
         for thread in self._threads:
             thread.join()
-        self._reports.close()
+        self._reports.close(self._statistics)
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
         if request.api_version != wire.API_VERSION:
@@ -150,7 +169,7 @@ class LearnerService:
 
     def _build(self, spec: EnvironmentSpec) -> None:
         cfg = self._config
-        agent = Agent(cfg, spec)
+        agent = Agent(cfg, spec, greedy=self._evaluation is not None and self._evaluation.greedy)
         store = StepStore.create(
             StoreLayout(
                 spec=spec,
@@ -162,16 +181,8 @@ class LearnerService:
         )
         state = agent.initial_state(cfg.max_slots)
         assembler = unrolls.UnrollAssembler(store, state, cfg.unroll_length, cfg.unrolls_per_slot)
-        trainer = Trainer(
-            cfg,
-            spec,
-            assembler,
-            agent,
-            self._statistics,
-            self._cpu_time,
-            self._transport.wake,
-            self._after_update,
-        )
+        self._cpu_time = CpuTime()
+        trainer = self._make_trainer(agent, assembler, spec)
         if self._restored is not None:
             self._restore(agent, trainer, self._restored, spec)
         inference = InferenceLoop(
@@ -187,11 +198,34 @@ class LearnerService:
         for thread in self._threads:
             thread.start()
         self._spec = spec
+        self._started = time.monotonic()
+
+    def _make_trainer(
+        self, agent: Agent, assembler: unrolls.UnrollAssembler, spec: EnvironmentSpec
+    ) -> Trainer | Evaluator:
+        if self._evaluation is not None:
+            return Evaluator(
+                self._evaluation,
+                assembler,
+                self._statistics,
+                lambda: self._transport.leases.leased_slots,
+                self._transport.wake,
+            )
+        return Trainer(
+            self._config,
+            spec,
+            assembler,
+            agent,
+            self._statistics,
+            self._cpu_time,
+            self._transport.wake,
+            self._after_update,
+        )
 
     def _restore(
         self,
         agent: Agent,
-        trainer: Trainer,
+        trainer: Trainer | Evaluator,
         saved: checkpoint.Checkpoint,
         spec: EnvironmentSpec,
     ) -> None:
@@ -202,6 +236,7 @@ class LearnerService:
         self._statistics.frames = counters["frames"]
         self._statistics.episodes = counters["episodes"]
         self._statistics.updates = agent.version
+        self._frames_at_start = counters["frames"]
         _log.info("resumed from %s at %d frames", saved.path, counters["frames"])
 
     def _after_update(self, metrics: dict[str, float]) -> None:
@@ -212,7 +247,7 @@ class LearnerService:
 
     def _save(self, wait: bool) -> None:
         agent, trainer, spec = self._agent, self._trainer, self._spec
-        if agent is None or trainer is None or spec is None:
+        if agent is None or spec is None or not isinstance(trainer, Trainer):
             return
         counters = {
             "updates": agent.version,
@@ -262,19 +297,23 @@ class LearnerService:
         )
 
     def summary(self) -> dict[str, object]:
-        """The run in one JSON-able object."""
+        """This process's run in one JSON-able object; rates leave the time before it began out."""
         status = self.status()
-        thousands = max(status.frames, 1) / 1000
+        if isinstance(self._trainer, Evaluator):
+            return {**self._trainer.summary(), "checkpoint": status.checkpoint}
+        frames = status.frames - self._frames_at_start
+        seconds = (self._ended or time.monotonic()) - self._started
         cpu = {
-            field.name: round(value / thousands, 4)
+            field.name: round(value / max(frames, 1) * 1000, 4)
             for field, value in status.cpu_seconds.ListFields()
         }
+        mean_return = status.mean_return
         return {
             "frames": status.frames,
-            "frames_per_second": round(status.frames_per_second, 1),
+            "frames_per_second": round(frames / max(seconds, 1e-3), 1),
             "updates": status.updates,
             "episodes": status.episodes,
-            "mean_return": None if not self._statistics.returns else round(status.mean_return, 4),
+            "mean_return": None if math.isnan(mean_return) else round(mean_return, 4),
             "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu},
             "checkpoint": status.checkpoint or None,
             "failure": status.failure or None,
@@ -289,9 +328,3 @@ class LearnerService:
     def statistics(self) -> Statistics:
         """The counters."""
         return self._statistics
-
-    @property
-    def checkpoint_directory(self) -> pathlib.Path | None:
-        """Where checkpoints go."""
-        directory = self._config.checkpoint_directory
-        return None if directory is None else pathlib.Path(directory)

@@ -53,20 +53,31 @@ class Statistics:
       frames: Environment frames taken into training.
       updates: Parameter updates.
       episodes: Episodes that ended.
+      ended_episodes: Slot, return and length of each, oldest first.
       held_groups: Groups that wait now for training to take their unrolls.
       policy_lag: Mean updates between acting and training, of the last batch.
     """
 
-    def __init__(self, slots: int, registry: CollectorRegistry) -> None:
-        """Starts at zero."""
+    def __init__(
+        self, slots: int, registry: CollectorRegistry, keep_episodes: bool = False
+    ) -> None:
+        """Starts at zero.
+
+        Args:
+          slots: Number of env slots.
+          registry: For the histograms.
+          keep_episodes: Keep every episode, not only the newest.
+        """
+        self.slots = slots
         self.frames = 0
         self.updates = 0
         self.episodes = 0
         self.held_groups = 0
         self.policy_lag = 0.0
         self.skipped_updates = 0
-        self.returns: collections.deque[float] = collections.deque(maxlen=_EPISODES)
-        self.lengths: collections.deque[int] = collections.deque(maxlen=_EPISODES)
+        self.ended_episodes: collections.deque[tuple[int, float, int]] = collections.deque(
+            maxlen=None if keep_episodes else _EPISODES
+        )
         self._return = np.zeros(slots)
         self._length = np.zeros(slots, np.int64)
         self._fill = 0.0
@@ -117,8 +128,7 @@ class Statistics:
         self._length[slots] = np.where(first, 0, self._length[slots] + 1)
         for slot in slots[step_type == StepType.LAST].tolist():
             self.episodes += 1
-            self.returns.append(float(self._return[slot]))
-            self.lengths.append(int(self._length[slot]))
+            self.ended_episodes.append((slot, float(self._return[slot]), int(self._length[slot])))
         fill = min(1.0, len(slots) / batch_size)
         self._fill = fill if self._fill == 0 else 0.99 * self._fill + 0.01 * fill
 
@@ -158,9 +168,11 @@ class Statistics:
     @property
     def mean_return(self) -> float:
         """Over the last 100 episodes; NaN before the first."""
-        return float(np.mean(self.returns)) if self.returns else math.nan
+        returns = [total for _, total, _ in self.ended_episodes.copy()]
+        return float(np.mean(returns)) if returns else math.nan
 
     @property
     def mean_length(self) -> float:
         """Over the last 100 episodes; NaN before the first."""
-        return float(np.mean(self.lengths)) if self.lengths else math.nan
+        lengths = [length for _, _, length in self.ended_episodes.copy()]
+        return float(np.mean(lengths)) if lengths else math.nan

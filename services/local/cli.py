@@ -8,6 +8,7 @@ import logging
 import pathlib
 import sys
 
+from services.learner.checkpoint import CheckpointError
 from services.local import launcher
 from services.shared import config
 
@@ -19,13 +20,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands.add_parser("train", help="train an agent on this machine"))
+    _add_eval(commands.add_parser("eval", help="play episodes with a checkpoint's policy"))
     presets = commands.add_parser("presets", help="list the experiments that come with seedpod")
     presets.set_defaults(run=_presets)
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="seedpod: %(message)s")
     try:
         status: int = parsed.run(parsed)
-    except (config.ConfigError, launcher.LaunchError) as error:
+    except (config.ConfigError, CheckpointError, launcher.LaunchError) as error:
         print(f"seedpod: {error}", file=sys.stderr)
         return 1
     return status
@@ -37,14 +39,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         "--experiment", default="football", help="a preset's name or a YAML file (%(default)s)"
     )
     parser.add_argument("--frames", type=int, help="environment frames to train on")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override a value of the experiment, e.g. learner.batch_size=64",
-    )
+    _add_overrides(parser)
     parser.add_argument(
         "--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="where runs are kept"
     )
@@ -77,6 +72,37 @@ def _train(parsed: argparse.Namespace) -> int:
     summary = launcher.train(experiment, run)
     print(json.dumps(summary), flush=True)
     return 1 if summary.get("failure") else 0
+
+
+def _add_eval(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_evaluate)
+    parser.add_argument(
+        "--checkpoint", type=pathlib.Path, required=True, help="a checkpoint's folder"
+    )
+    parser.add_argument("--episodes", type=int, default=100, help="at least (%(default)s)")
+    parser.add_argument(
+        "--greedy", action="store_true", help="take the most probable actions, draw none"
+    )
+    _add_overrides(parser)
+
+
+def _evaluate(parsed: argparse.Namespace) -> int:
+    summary = launcher.evaluate(
+        parsed.checkpoint, parsed.episodes, parsed.greedy, parsed.overrides
+    )
+    print(json.dumps(summary), flush=True)
+    return 0 if summary.get("episodes") else 1
+
+
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override a value of the experiment, e.g. learner.batch_size=64",
+    )
 
 
 def _presets(_: argparse.Namespace) -> int:

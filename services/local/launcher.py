@@ -15,12 +15,14 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import Any
 
 import grpc
 
+from services.learner import checkpoint
 from services.local import view
 from services.shared import config, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -132,12 +134,15 @@ class Service:
             return self._process.communicate()[0]
 
 
-def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
+def train(
+    experiment: config.Experiment, run: pathlib.Path, learner_arguments: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Trains until all frames are taken or a signal comes.
 
     Args:
       experiment: What to run; addresses and folders are replaced by this run's.
       run: The run's folder; its checkpoints are resumed from.
+      learner_arguments: More arguments of the learner's command line.
 
     Returns:
       The learner's summary.
@@ -154,7 +159,7 @@ def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        return _Run(document, experiment, run, stop).run()
+        return _Run(document, experiment, run, stop, learner_arguments).run()
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -169,6 +174,7 @@ class _Run:
         experiment: config.Experiment,
         run: pathlib.Path,
         stop: threading.Event,
+        learner_arguments: tuple[str, ...],
     ) -> None:
         self._stop = stop
         self._address = f"127.0.0.1:{_free_port()}"
@@ -177,7 +183,11 @@ class _Run:
         self._document = document
         self._folder = run
         self._total_frames = experiment.learner.total_frames
-        arguments = [f"--experiment={document}", f"--set=learner.address={self._address}"]
+        arguments = [
+            f"--experiment={document}",
+            f"--set=learner.address={self._address}",
+            *learner_arguments,
+        ]
         self._learner = Service(
             "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
         )
@@ -219,6 +229,37 @@ class _Run:
         summary: dict[str, Any] = json.loads(lines[-1]) if lines else {"frames": 0}
         summary["run"] = str(self._folder)
         return summary
+
+
+def evaluate(
+    checkpoint_path: pathlib.Path, episodes: int, greedy: bool, overrides: list[str]
+) -> dict[str, Any]:
+    """Plays episodes with a checkpoint's policy.
+
+    Args:
+      checkpoint_path: A checkpoint's folder.
+      episodes: At least so many.
+      greedy: Take the most probable action instead of drawing one.
+      overrides: Of the checkpoint's experiment.
+
+    Returns:
+      The learner's summary: returns and lengths.
+
+    Raises:
+      CheckpointError: It cannot be read.
+      LaunchError: A service failed.
+    """
+    saved = checkpoint.read(checkpoint_path.resolve())
+    with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as folder:
+        run = pathlib.Path(folder)
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / saved.path.name).symlink_to(saved.path)
+        document = run / "checkpoint.yaml"
+        document.write_text(saved.experiment)
+        experiment = config.load(str(document), overrides)
+        arguments = [f"--evaluate={episodes}", *(["--greedy"] if greedy else [])]
+        summary = train(experiment, run, tuple(arguments))
+    return {**summary, "checkpoint": str(checkpoint_path), "run": None}
 
 
 def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment:

@@ -104,8 +104,8 @@ class OptimizerConfig(_Model):
     clip_norm: Positive | None = pydantic.Field(
         default=0.5,
         description=(
-            "Global gradient norm. The loss is a mean over steps, for which PPO uses 0.5 (arXiv"
-            " 2005.12729, table 1); IMPALA's 40 (table G.1) belongs to a sum over 640 steps."
+            "Global gradient norm. The loss is a mean over steps, for which PPO codes use 0.5"
+            " (arXiv 2005.12729); IMPALA's 40 (table G.1) belongs to a sum over 640 steps."
         ),
     )
 
@@ -208,6 +208,11 @@ class LearnerConfig(_Model):
     )
     keepalive_seconds: Positive = pydantic.Field(
         default=5.0, description="A silent peer is given up after twice this time."
+    )
+    xla: bool = pydantic.Field(
+        default=False,
+        description="Compile the training step with XLA: pays for convolutions, costs half a"
+        " minute at the start.",
     )
     threads: PositiveInt | None = pydantic.Field(
         default=None, description="TensorFlow threads inside one operation. Default: all cores."

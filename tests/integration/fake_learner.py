@@ -18,7 +18,6 @@ import numpy.typing as npt
 from services.shared import rpc, specs, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
-
 FIRST, MID, LAST, ABSENT = (int(step_type) for step_type in specs.StepType)
 
 
@@ -192,3 +191,10 @@ def check_rows(records: list[Record]) -> None:
             assert record.discount[row] == 1 or now == LAST
             assert all(np.isfinite(block[row]).all() for block in record.observation)
             before, incarnation = now, int(record.incarnation[row])
+
+
+if __name__ == "__main__":  # in a process of its own, which can be stopped
+    _learner = FakeLearner()
+    _learner.start()
+    print(_learner.address, flush=True)
+    threading.Event().wait()

@@ -284,6 +284,30 @@ def test_the_unanswered_request_is_repeated(learner: FakeLearner, start_actor: S
     assert actor.text.count("lost the learner") < 4
 
 
+def test_a_stopped_learner_is_noticed(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "-m", "tests.integration.fake_learner"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as learner:
+        assert learner.stdout is not None
+        actor = Actor(tmp_path, learner.stdout.readline().strip(), {})
+        try:
+            _wait_for_text(actor, "leased 6 slots")
+            time.sleep(0.5)
+            learner.send_signal(signal.SIGSTOP)  # its kernel still acknowledges what is sent
+            _wait_for_text(actor, "lost the learner", seconds=5.0)
+            learner.send_signal(signal.SIGCONT)
+            _wait_for_text(actor, "connected to the learner again")
+        finally:
+            actor.end(signal.SIGKILL)
+            learner.kill()
+
+
+def _wait_for_text(actor: Actor, text: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while text not in actor.text:
+        assert time.monotonic() < deadline, actor.text
+        time.sleep(0.05)
+
+
 def test_an_unknown_lease_means_to_begin_anew(
     learner: FakeLearner, start_actor: StartActor
 ) -> None:

@@ -59,5 +59,5 @@ class Environment(abc.ABC):
           The transition; its arrays may be reused by the next call.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to free
         """Frees what the environment holds."""

@@ -37,9 +37,8 @@ class Mlp(base.Network):
           parameter_size: See `base.Network`.
           mixed_precision: See `base.Network`.
           sizes: Units of each hidden layer.
-          activation: `elu`, `relu` or `tanh`. Tanh with orthogonal kernels of gain sqrt(2)
-            learns fastest for small networks in Andrychowicz et al. 2020 (arXiv 2006.05990,
-            section 3.2).
+          activation: `elu`, `relu` or `tanh`, which Andrychowicz et al. 2020 (arXiv 2006.05990,
+            section 3.2) recommend for small networks.
           lstm_size: See `base.Network`.
         """
         super().__init__(environment_spec, parameter_size, mixed_precision, lstm_size=lstm_size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from services.learner.networks import layers
+from services.learner.networks import layers, pooling
 
 
 class ResidualBlock(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
@@ -34,7 +34,7 @@ class Section(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         """Maps [N, H, W, C] to [N, ceil(H / 2), ceil(W / 2), channels]."""
-        x = tf.nn.max_pool2d(self.conv(x), 3, 2, "SAME")
+        x = pooling.max_pool(self.conv(x))
         for block in self.blocks:
             x = block(x)
         return x

@@ -126,6 +126,5 @@ def test_episode_statistics() -> None:
     for step, reward in rewards:
         harness.send(group, step, reward=reward)
         harness.loop.step()
-    assert list(harness.statistics.returns) == [3.5, -1.0]
-    assert list(harness.statistics.lengths) == [2, 1]
+    assert list(harness.statistics.ended_episodes) == [(0, 3.5, 2), (0, -1.0, 1)]
     assert harness.statistics.episodes == 2
