@@ -92,7 +92,7 @@ class LearnerClient:
         """
         self._address = address
         self._channel = rpc.aio_channel(address, keepalive_seconds)
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._request = request
         self._joined = joined
         self._membership = membership

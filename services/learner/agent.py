@@ -25,9 +25,7 @@ from services.shared.specs import EnvironmentSpec, StepType
 class Agent:
     """A V-trace actor-critic."""
 
-    def __init__(
-        self, config: LearnerConfig, spec: EnvironmentSpec, greedy: bool = False
-    ) -> None:
+    def __init__(self, config: LearnerConfig, spec: EnvironmentSpec, greedy: bool = False) -> None:
         """Makes the network and traces both functions.
 
         Args:
@@ -43,9 +41,7 @@ class Agent:
         self._greedy = greedy
         self._distribution = distributions.for_action_spec(spec.action)
         self.parameter_size: int = self._distribution.parameter_size
-        self._network = registry.create(
-            config.network, spec, self.parameter_size, seed=config.seed
-        )
+        self._network = registry.create(config.network, spec, self.parameter_size, seed=config.seed)
         self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
         self._trainable = {
             f"{part}/{name}": variable
@@ -198,8 +194,7 @@ class Agent:
                 for tensor, value, index in zip(spec.observation, frames, stack_index, strict=True)
             ]
             previous, action, reward, discount, step_type, behaviour = (
-                _time_major(x)
-                for x in (previous, action, reward, discount, step_type, behaviour)
+                _time_major(x) for x in (previous, action, reward, discount, step_type, behaviour)
             )
             inputs = self._inputs(observation, previous, reward, step_type == StepType.FIRST)
             with tf.GradientTape() as tape:

@@ -10,16 +10,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 
 class CpuTime:
     """CPU seconds of this process, by part."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
         """Starts at zero: importing TensorFlow and tracing functions do not count."""
+        self._clock = clock
         self._lock = threading.Lock()
-        self._start = time.process_time()
+        self._start = clock()
         self._training_steps = 0
         self._in_training = False
         self._alone_seconds = 0.0
@@ -32,9 +33,9 @@ class CpuTime:
     def inference(self, slots: int) -> Iterator[None]:
         """Measures an inference call of `slots` slots."""
         steps, alone = self._training_steps, not self._in_training
-        start = time.process_time()
+        start = self._clock()
         yield
-        seconds = time.process_time() - start
+        seconds = self._clock() - start
         with self._lock:
             self._slots += slots
             if alone and steps == self._training_steps:
@@ -46,7 +47,7 @@ class CpuTime:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Measures a training step."""
-        start = time.process_time()
+        start = self._clock()
         self._training_steps += 1
         self._in_training = True
         try:
@@ -54,16 +55,14 @@ class CpuTime:
         finally:
             self._in_training = False
             with self._lock:
-                self._during_training_seconds += time.process_time() - start
+                self._during_training_seconds += self._clock() - start
 
     def seconds(self) -> tuple[float, float, float]:
         """CPU seconds of inference, training and the rest of the process."""
         with self._lock:
             per_slot = self._alone_seconds / max(1, self._alone_slots)
             inference = per_slot * self._slots
-            overlapped = min(
-                per_slot * self._during_training_slots, self._during_training_seconds
-            )
+            overlapped = min(per_slot * self._during_training_slots, self._during_training_seconds)
             training = self._during_training_seconds - overlapped
-        elapsed = time.process_time() - self._start
+        elapsed = self._clock() - self._start
         return inference, training, max(0.0, elapsed - inference - training)

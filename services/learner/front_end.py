@@ -135,12 +135,18 @@ class ActStream:
         for spec, is_float, tensor in zip(
             store.layout.spec.observation, self._floats, tensors, strict=True
         ):
-            if is_float and not np.isfinite(tensor).all() and not np.isfinite(tensor[present]).all():
+            if (
+                is_float
+                and not np.isfinite(tensor).all()
+                and not np.isfinite(tensor[present]).all()
+            ):
                 raise _invalid(f"observation {spec.name!r} is not finite")
             if spec.num_values and not np.all(
                 (tensor[present] >= 0) & (tensor[present] < spec.num_values)
             ):
-                raise _invalid(f"observation {spec.name!r} is outside of 0 to {spec.num_values - 1}")
+                raise _invalid(
+                    f"observation {spec.name!r} is outside of 0 to {spec.num_values - 1}"
+                )
 
     def answer(self) -> bytes:
         """The answer to the newest processed request, serialized."""

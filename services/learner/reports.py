@@ -32,7 +32,9 @@ class Reports:
         self.registry = prometheus_client.CollectorRegistry()
         self._config = config
         self._writer = (
-            None if config.log_directory is None else tf.summary.create_file_writer(config.log_directory)
+            None
+            if config.log_directory is None
+            else tf.summary.create_file_writer(config.log_directory)
         )
         self._started = time.monotonic()
         self._next_summary = self._started
@@ -99,14 +101,15 @@ class _LearnerCollector(Collector):
         """All metrics but the histograms of `Statistics`."""
         status = self._service.status()
         statistics = self._service.statistics
-        for name, help_text, value in (
+        counters: tuple[tuple[str, str, float], ...] = (
             ("environment_frames", "Environment frames taken into training", status.frames),
             ("updates", "Parameter updates", status.updates),
             ("episodes", "Episodes that ended", status.episodes),
             ("skipped_updates", "Updates that were not finite", statistics.skipped_updates),
-        ):
+        )
+        for name, help_text, value in counters:
             yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
-        for name, help_text, value in (
+        gauges: tuple[tuple[str, str, float], ...] = (
             ("frames_per_second", "Environment frames per second", status.frames_per_second),
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
@@ -117,7 +120,8 @@ class _LearnerCollector(Collector):
             ("held_groups", "Groups held back by training", statistics.held_groups),
             ("training_busy", "Share of time at work", statistics.busy_share("training")),
             ("inference_busy", "Share of time at work", statistics.busy_share("inference")),
-        ):
+        )
+        for name, help_text, value in gauges:
             yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]

@@ -42,9 +42,7 @@ _log = logging.getLogger(__name__)
 class LearnerService:
     """One learner."""
 
-    def __init__(
-        self, experiment: config.Experiment, evaluation: Evaluation | None = None
-    ) -> None:
+    def __init__(self, experiment: config.Experiment, evaluation: Evaluation | None = None) -> None:
         """Claims the port and, when there is a checkpoint, makes ready to resume from it.
 
         Args:
@@ -83,7 +81,6 @@ class LearnerService:
             )
         self._frames_at_start = 0
         self._started = time.monotonic()
-        self._ended: float | None = None
         self._ended: float | None = None
         self._wake = threading.Event()
         self._stop_requested = False
@@ -284,9 +281,7 @@ class LearnerService:
     def cpu_seconds(self) -> inference_pb2.CpuSeconds:
         """CPU seconds so far, by part."""
         inference, training, other = self._cpu_time.seconds()
-        counters = (
-            np.zeros(8) if self._store is None else self._store.counters.sum(axis=0)
-        )
+        counters = np.zeros(8) if self._store is None else self._store.counters.sum(axis=0)
         return inference_pb2.CpuSeconds(
             environment=counters[5],
             actor=counters[6],

@@ -1,10 +1,12 @@
-"""What the learner counts: frames, episodes, batches; read by GetStatus, TensorBoard, Prometheus."""
+"""What the learner counts, for GetStatus, TensorBoard and Prometheus."""
 
 from __future__ import annotations
 
 import collections
 import math
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,26 +26,36 @@ _EPISODES = 100
 class Rate:
     """Growth per second of a counter over the last seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Starts at zero, now."""
         self.total = 0.0
+        self._clock = clock
+        self._grown = clock()
         self._snapshots: collections.deque[tuple[float, float]] = collections.deque()
-        self._snapshots.append((time.monotonic(), 0.0))
+        self._snapshots.append((self._grown, 0.0))
 
     def add(self, amount: float) -> None:
         """Lets the counter grow."""
         self.total += amount
-        now = time.monotonic()
+        now = self._grown = self._clock()
         if now - self._snapshots[-1][0] >= _SNAPSHOT_SECONDS:
             self._snapshots.append((now, self.total))
-            while self._snapshots[0][0] < now - _RATE_WINDOW_SECONDS:
+            # The newest one from before the window stays: a counter that grows more rarely than
+            # once in a window has a rate too.
+            while self._snapshots[1][0] <= now - _RATE_WINDOW_SECONDS:
                 self._snapshots.popleft()
 
     def per_second(self) -> float:
-        """The rate; 0 when nothing was added for the whole window."""
-        then, total = self._snapshots[0]
-        elapsed = time.monotonic() - then
-        return (self.total - total) / elapsed if elapsed > 0 else 0.0
+        """The rate; 0 when nothing was added for twice the window."""
+        now = self._clock()
+        if now - self._grown >= 2 * _RATE_WINDOW_SECONDS:
+            return 0.0
+        snapshots = self._snapshots.copy()
+        then, total = snapshots[0]
+        for snapshot in snapshots:
+            if snapshot[0] <= now - _RATE_WINDOW_SECONDS:
+                then, total = snapshot
+        return (self.total - total) / (now - then) if now > then else 0.0
 
 
 class Statistics:
@@ -111,8 +123,8 @@ class Statistics:
     def observe_steps(
         self,
         slots: IntArray,
-        step_type: npt.NDArray[np.generic],
-        reward: npt.NDArray[np.generic],
+        step_type: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
         batch_size: int,
     ) -> None:
         """Counts one inference batch.

@@ -14,6 +14,7 @@ import dataclasses
 import math
 import mmap
 import os
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +96,7 @@ class StepStore:
         self.fd = fd
         arrays = _arrays(layout)
         self._map = mmap.mmap(fd, _total_bytes(arrays))
-        views: dict[str, npt.NDArray[np.generic]] = {}
+        views: dict[str, npt.NDArray[Any]] = {}
         at = 0
         for name, (dtype, shape) in arrays.items():
             views[name] = np.ndarray(shape, dtype, buffer=self._map, offset=at)
@@ -133,9 +134,7 @@ class GroupQueue:
     orders their memory accesses.
     """
 
-    def __init__(
-        self, entries: npt.NDArray[np.generic], ends: npt.NDArray[np.generic]
-    ) -> None:
+    def __init__(self, entries: npt.NDArray[Any], ends: npt.NDArray[Any]) -> None:
         """Wraps entries uint64 [capacity] and ends int64 [2, cache line]."""
         self._entries = entries
         self._head = ends[0]
@@ -199,9 +198,7 @@ def _arrays(layout: StoreLayout) -> dict[str, tuple[np.dtype[np.generic], tuple[
     return arrays
 
 
-def _queues(
-    views: dict[str, npt.NDArray[np.generic]], name: str, count: int
-) -> list[GroupQueue]:
+def _queues(views: dict[str, npt.NDArray[Any]], name: str, count: int) -> list[GroupQueue]:
     entries, ends = views[f"{name}_entries"], views[f"{name}_ends"]
     return [GroupQueue(entries[i], ends[i]) for i in range(count)]
 

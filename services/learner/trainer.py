@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,9 +121,7 @@ class Trainer:
     def _update(self, batch: UnrollBatch) -> None:
         self.steps += batch.environment_steps
         statistics = self._statistics
-        statistics.policy_lag = float(
-            self._agent.version - np.mean(batch.policy_version[:, :-1])
-        )
+        statistics.policy_lag = float(self._agent.version - np.mean(batch.policy_version[:, :-1]))
         per_step = self._spec.frames_per_step / self._spec.agents
         statistics.add_frames(math.floor(self.steps * per_step) - statistics.frames)
         for _ in range(self._config.sample_reuse):
@@ -157,7 +155,7 @@ def concatenate(parts: list[UnrollBatch]) -> UnrollBatch:
     """One batch of several."""
     if len(parts) == 1:
         return parts[0]
-    fields = {}
+    fields: dict[str, Any] = {}
     for field in dataclasses.fields(UnrollBatch):
         values = [getattr(part, field.name) for part in parts]
         if isinstance(values[0], tuple):

@@ -55,7 +55,9 @@ class Transport:
       address: host:port that the front ends serve on.
     """
 
-    def __init__(self, config: LearnerConfig, check_join: JoinHandler, status: StatusHandler):
+    def __init__(
+        self, config: LearnerConfig, check_join: JoinHandler, status: StatusHandler
+    ) -> None:
         """Claims the port.
 
         Args:
@@ -340,7 +342,9 @@ def _claim_port(address: str) -> tuple[socket.socket, str]:
             probe.bind(where)
             probe.listen()
         except OSError as error:
-            raise OSError(error.errno, f"{address}: {error.strerror}: is a learner running?") from None
+            raise OSError(
+                error.errno, f"{address}: {error.strerror}: is a learner running?"
+            ) from None
         where = probe.getsockname()
     holder = socket.socket(family, kind)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -154,7 +154,7 @@ class UnrollAssembler:
             return
         with self._condition:
             self._waiting[self._finishing[:, 0]] += 1
-            self._finished.extend(map(tuple, self._finishing.tolist()))
+            self._finished.extend((a, b, c) for a, b, c in self._finishing.tolist())
             self._condition.notify()
         self._finishing = self._finishing[:0]
 
@@ -165,7 +165,8 @@ class UnrollAssembler:
           int64 [n, stack], oldest first; an episode's first frame is repeated.
         """
         wanted = records[:, None] - np.arange(stack - 1, -1, -1)
-        return np.maximum(wanted, self._first[slots][:, None]) % self._store.layout.ring
+        rows: IntArray = np.maximum(wanted, self._first[slots][:, None])
+        return rows % self._store.layout.ring
 
     def take(self, batch_size: int, timeout_seconds: float) -> list[tuple[int, int, int]] | None:
         """Waits for finished unrolls and takes up to `batch_size`.
@@ -207,7 +208,10 @@ class UnrollAssembler:
 
         def stack_index(stack: int) -> npt.NDArray[np.int32]:
             wanted = position[context:, None] - np.arange(stack - 1, -1, -1)
-            return np.maximum(wanted, newest_first[:, context:, None]).astype(np.int32)
+            index: npt.NDArray[np.int32] = np.maximum(
+                wanted, newest_first[:, context:, None]
+            ).astype(np.int32)
+            return index
 
         return UnrollBatch(
             observation=tuple(tensor[column, all_rows] for tensor in store.observation),

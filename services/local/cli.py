@@ -87,9 +87,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
-    summary = launcher.evaluate(
-        parsed.checkpoint, parsed.episodes, parsed.greedy, parsed.overrides
-    )
+    summary = launcher.evaluate(parsed.checkpoint, parsed.episodes, parsed.greedy, parsed.overrides)
     print(json.dumps(summary), flush=True)
     return 0 if summary.get("episodes") else 1
 

@@ -299,7 +299,10 @@ def _status(
     stub: inference_pb2_grpc.InferenceServiceStub,
 ) -> inference_pb2.GetStatusResponse | None:
     try:
-        return stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=2.0)
+        status: inference_pb2.GetStatusResponse = stub.GetStatus(
+            inference_pb2.GetStatusRequest(), timeout=2.0
+        )
+        return status
     except grpc.RpcError:
         return None
 

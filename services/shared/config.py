@@ -48,9 +48,7 @@ class ActorConfig(_Model):
     environments_per_group: PositiveInt = pydantic.Field(
         default=8, description="Environments that step together and share one message."
     )
-    seed: int = pydantic.Field(
-        default=0, description="Each environment's seed derives from it."
-    )
+    seed: int = pydantic.Field(default=0, description="Each environment's seed derives from it.")
     learner_address: str = pydantic.Field(
         default="localhost:50051", description="host:port of the learner."
     )
@@ -88,9 +86,7 @@ class OptimizerConfig(_Model):
     )
     beta_1: Fraction = pydantic.Field(default=0.9, description="Adam, arXiv 1412.6980.")
     beta_2: Fraction = pydantic.Field(default=0.999, description="Adam, arXiv 1412.6980.")
-    decay: Fraction = pydantic.Field(
-        default=0.99, description="RMSProp decay; IMPALA, table G.1."
-    )
+    decay: Fraction = pydantic.Field(default=0.99, description="RMSProp decay; IMPALA, table G.1.")
     momentum: Fraction = pydantic.Field(
         default=0.0, description="RMSProp momentum; IMPALA, table G.1."
     )
@@ -220,9 +216,7 @@ class LearnerConfig(_Model):
     checkpoint_directory: str | None = None
     checkpoint_interval_seconds: Positive = 600.0
     checkpoints_to_keep: PositiveInt = 3
-    log_directory: str | None = pydantic.Field(
-        default=None, description="TensorBoard event files."
-    )
+    log_directory: str | None = pydantic.Field(default=None, description="TensorBoard event files.")
 
 
 class LocalConfig(_Model):
@@ -234,7 +228,7 @@ class LocalConfig(_Model):
 class Experiment(_Model):
     """One experiment, for all services."""
 
-    version: Literal[1] = SCHEMA_VERSION
+    version: Literal[1] = 1
     name: str = "experiment"
     actor: ActorConfig
     learner: LearnerConfig = LearnerConfig()
@@ -296,9 +290,7 @@ def _read(source: str) -> dict[str, Any]:
         preset = importlib.resources.files("services.local.experiments") / f"{source}.yaml"
         text = preset.read_text(encoding="utf-8")
     else:
-        raise ConfigError(
-            f"experiment {source!r} is neither a .yaml file nor one of {presets()}"
-        )
+        raise ConfigError(f"experiment {source!r} is neither a .yaml file nor one of {presets()}")
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -61,17 +62,11 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if any(size < 1 for size in self.shape):
-            raise ValueError(
-                f"tensor {self.name!r}: shape {self.shape} has a dimension below 1"
-            )
+            raise ValueError(f"tensor {self.name!r}: shape {self.shape} has a dimension below 1")
         if self.stack < 1:
-            raise ValueError(
-                f"tensor {self.name!r}: stack is {self.stack}, allowed: 1 or more"
-            )
+            raise ValueError(f"tensor {self.name!r}: stack is {self.stack}, allowed: 1 or more")
         if self.stack > 1 and not self.shape:
-            raise ValueError(
-                f"tensor {self.name!r}: a scalar has no last axis to stack along"
-            )
+            raise ValueError(f"tensor {self.name!r}: a scalar has no last axis to stack along")
         if self.num_values < 0:
             raise ValueError(
                 f"tensor {self.name!r}: num_values is {self.num_values}, allowed: 0 or more"
@@ -85,7 +80,7 @@ class TensorSpec:
         return self.shape
 
     @property
-    def storage_dtype(self) -> np.dtype[np.generic]:
+    def storage_dtype(self) -> np.dtype[Any]:
         """Element type as it is sent and stored."""
         return _STORAGE_DTYPES[self.data_type]
 
@@ -121,7 +116,7 @@ class DiscreteActionSpec:
         return len(self.num_values)
 
     @property
-    def dtype(self) -> np.dtype[np.generic]:
+    def dtype(self) -> np.dtype[Any]:
         """Element type of an action."""
         return np.dtype(np.int32)
 
@@ -150,13 +145,11 @@ class ContinuousActionSpec:
         return len(self.minimum)
 
     @property
-    def dtype(self) -> np.dtype[np.generic]:
+    def dtype(self) -> np.dtype[Any]:
         """Element type of an action."""
         return np.dtype(np.float32)
 
-    def to_environment(
-        self, action: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.float32]:
+    def to_environment(self, action: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Maps the policy's actions to the environment's units.
 
         Bounded elements are clipped to [-1, 1] and scaled to their bounds; elements with an
@@ -174,7 +167,8 @@ class ContinuousActionSpec:
         bottom, top = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
         unit = np.where(bounded, np.clip(action, -1.0, 1.0), action)
         scaled = unit * (top - bottom) / 2 + (top + bottom) / 2
-        return np.clip(scaled, low, high).astype(np.float32)
+        result: npt.NDArray[np.float32] = np.clip(scaled, low, high).astype(np.float32)
+        return result
 
 
 ActionSpec = DiscreteActionSpec | ContinuousActionSpec

@@ -135,7 +135,7 @@ def environment_spec_to_proto(spec: specs.EnvironmentSpec) -> inference_pb2.Envi
         observation=[
             inference_pb2.TensorSpec(
                 name=tensor.name,
-                data_type=int(tensor.data_type),
+                data_type=f"DATA_TYPE_{tensor.data_type.name}",
                 shape=tensor.shape,
                 stack=tensor.stack,
                 num_values=tensor.num_values,

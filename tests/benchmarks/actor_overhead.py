@@ -60,7 +60,7 @@ def _cpu_seconds(worker: psutil.Process) -> float:
 async def _measure(k: int, environment: str) -> None:
     server = grpc.aio.server(options=rpc.server_options(5.0, False))
     echo = _Echo()
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(echo, server)  # type: ignore[no-untyped-call]
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(echo, server)
     port = server.add_insecure_port("localhost:0")
     await server.start()
     with tempfile.TemporaryDirectory() as folder:

@@ -31,13 +31,17 @@ def finish(process: subprocess.Popen[str], timeout: float = 300, status: int = 0
     except subprocess.TimeoutExpired:
         process.terminate()
         output, errors = process.communicate(timeout=60)
-        raise AssertionError(f"not finished within {timeout} s:\n{errors}\n{logs(errors)}") from None
+        raise AssertionError(
+            f"not finished within {timeout} s:\n{errors}\n{logs(errors)}"
+        ) from None
     assert process.returncode == status, f"{output}\n{errors}\n{logs(errors)}"
     summary: dict[str, Any] = json.loads(output.splitlines()[-1])
     return summary
 
 
-def train(runs: pathlib.Path, experiment: str, *arguments: str, timeout: float = 300) -> dict[str, Any]:
+def train(
+    runs: pathlib.Path, experiment: str, *arguments: str, timeout: float = 300
+) -> dict[str, Any]:
     """Runs `seedpod train` to its end and returns the summary."""
     return finish(start(runs, experiment, *arguments), timeout)
 

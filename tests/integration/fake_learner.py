@@ -70,7 +70,7 @@ class FakeLearner(inference_pb2_grpc.InferenceServiceServicer):
         self._server = grpc.server(
             concurrent.futures.ThreadPoolExecutor(64), options=rpc.server_options(5.0, False)
         )
-        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
         self._port = self._server.add_insecure_port(f"localhost:{self._port}")
         self._server.start()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 
 from services.shared import rpc
-from services.shared.generated.seedpod.inference.v1 import inference_pb2_grpc
-from tests.integration.test_serving import FIRST, request
+from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.integration.test_serving import request
 
 
 def main() -> None:
@@ -20,8 +21,8 @@ def main() -> None:
     time.sleep(600)
 
 
-def _requests():  # type: ignore[no-untyped-def]
-    yield request(1, FIRST)
+def _requests() -> Iterator[inference_pb2.ActRequest]:
+    yield request(1, step_type=0)
     time.sleep(600)
 
 

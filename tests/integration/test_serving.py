@@ -42,8 +42,7 @@ class Learner:
             }
         )
         self.transport = Transport(config, lambda _: None, inference_pb2.GetStatusResponse)
-        settings = {k: v for k, v in config.model_dump().items() if k != "max_slots"}
-        self.harness = Harness(slots=slots, transport=self.transport, **settings)
+        self.harness = Harness(slots=slots, transport=self.transport, config=config)
         self.transport.start()
         self.transport.publish(self.harness.store)
         self.thread = threading.Thread(target=self.harness.loop.run, daemon=True)
@@ -84,7 +83,8 @@ class Stream:
         self._requests.put(request)
 
     def receive(self) -> inference_pb2.ActResponse:
-        return next(self._call)
+        response: inference_pb2.ActResponse = next(self._call)
+        return response
 
     def step(self, request: ActRequest) -> inference_pb2.ActResponse:
         self.send(request)
@@ -183,8 +183,8 @@ def test_a_token_gives_the_slots_again_and_the_groups_begin_anew(learner: Learne
         ({"sequence": 5}, "sequence is 5, allowed: 0 or 1"),
         ({"observation": b"x"}, "observation has 1 bytes, must have 2 for 2 slots"),
         ({"reward": b"1234"}, "reward has 4 bytes, must have 8 for 2 slots"),
-        ({"reward": np.float32([0, np.nan]).tobytes()}, "reward is not finite"),
-        ({"discount": np.float32([0, 1.5]).tobytes()}, "discount is outside of 0 to 1"),
+        ({"reward": np.array([0, np.nan], "<f4").tobytes()}, "reward is not finite"),
+        ({"discount": np.array([0, 1.5], "<f4").tobytes()}, "discount is outside of 0 to 1"),
         ({"step_type": b"\x00\x09"}, "step_type is 9, allowed: 0 to 3"),
         ({"step_type": b"\x00\x01"}, "environment 1 of the group sent MID.* must come FIRST"),
         ({"incarnation": bytes(8)}, "incarnation is 0, allowed: 1 or more"),
@@ -207,7 +207,7 @@ def test_first_within_an_episode_is_refused(learner: Learner) -> None:
     stream.step(request(1, FIRST))
     stream.step(request(2, LAST))
     stream.step(request(3, FIRST))
-    with pytest.raises(grpc.RpcError, match="sent FIRST, after FIRST .* must come MID or LAST"):
+    with pytest.raises(grpc.RpcError, match=r"sent FIRST, after FIRST .* must come MID or LAST"):
         stream.step(request(4, FIRST))
 
 
@@ -222,7 +222,7 @@ def test_unknown_leases_and_groups_are_refused(learner: Learner) -> None:
 
 
 def test_too_few_slots(learner: Learner) -> None:
-    with pytest.raises(grpc.RpcError, match="9 env slots asked for .* 8 of 8 are free") as error:
+    with pytest.raises(grpc.RpcError, match=r"9 env slots asked for .* 8 of 8 are free") as error:
         learner.join(environments=9)
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 

@@ -53,6 +53,7 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
         mixed_precision: bool = False,
         *,
         lstm_size: int | None = None,
+        lstm_horizon: int | None = None,
     ) -> None:
         """Makes what all networks share.
 
@@ -64,13 +65,15 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
           lstm_size: Units of the LSTM between torso and heads, which also takes the previous
             action and the reward, clipped to [-1, 1] (IMPALA, arXiv 1802.01561, figure 3).
             None: no memory.
+          lstm_horizon: Records that the LSTM shall be able to bridge from the start; see
+            `layers.LstmCore`.
         """
         super().__init__()
         if lstm_size is not None and lstm_size < 1:
             raise ValueError(f"lstm_size is {lstm_size}, allowed: 1 or more, or none")
         self.environment_spec = environment_spec
         self.compute_dtype: tf.DType = tf.bfloat16 if mixed_precision else tf.float32
-        self.core = None if lstm_size is None else layers.LstmCore(lstm_size)
+        self.core = None if lstm_size is None else layers.LstmCore(lstm_size, lstm_horizon)
         # A policy that starts almost uniform explores better than one that starts with random
         # preferences (Andrychowicz et al. 2020, arXiv 2006.05990, section 3.2).
         self.policy_head = layers.Linear(parameter_size, layers.orthogonal(0.01))

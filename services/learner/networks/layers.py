@@ -102,10 +102,19 @@ class LstmCore(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
     stored and restored, a state loses nothing.
     """
 
-    def __init__(self, size: int) -> None:
-        """Sets the number of units."""
+    def __init__(self, size: int, horizon: int | None = None) -> None:
+        """Sets the number of units.
+
+        Args:
+          size: Units.
+          horizon: Records that something may have to be remembered for. The units' forget gates
+            then start with time constants from 1 to `horizon` records and their entry gates as
+            far closed (Tallec and Ollivier 2018, arXiv 1804.11188, section 3; evenly spread
+            instead of drawn). None: forget biases of 1, a time constant of about 3 records.
+        """
         super().__init__()
         self._size = size
+        self._horizon = horizon
         self.input_kernel: Any = None
         self.recurrent_kernel: Any = None
         self.bias: Any = None
@@ -122,7 +131,12 @@ class LstmCore(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
             self.input_kernel = tf.Variable(lecun_normal((x.shape[-1], 4 * size)))
             blocks = [orthogonal()((size, size)) for _ in range(4)]
             self.recurrent_kernel = tf.Variable(tf.concat(blocks, axis=1))
-            bias = [tf.zeros([size]), tf.ones([size]), tf.zeros([2 * size])]
+            if self._horizon is None:
+                forget, entry = tf.ones([size]), tf.zeros([size])
+            else:
+                forget = tf.math.log(tf.linspace(1.0, max(2.0, self._horizon - 1.0), size))
+                entry = -forget
+            bias = [entry, forget, tf.zeros([2 * size])]
             self.bias = tf.Variable(tf.concat(bias, axis=0))
         return tf.nn.bias_add(
             tf.matmul(x, tf.cast(self.input_kernel, x.dtype)), tf.cast(self.bias, x.dtype)

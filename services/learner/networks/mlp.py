@@ -29,6 +29,7 @@ class Mlp(base.Network):
         sizes: Sequence[int] = (256, 256),
         activation: str = "tanh",
         lstm_size: int | None = None,
+        lstm_horizon: int | None = None,
     ) -> None:
         """Makes the layers.
 
@@ -40,8 +41,15 @@ class Mlp(base.Network):
           activation: `elu`, `relu` or `tanh`, which Andrychowicz et al. 2020 (arXiv 2006.05990,
             section 3.2) recommend for small networks.
           lstm_size: See `base.Network`.
+          lstm_horizon: See `base.Network`.
         """
-        super().__init__(environment_spec, parameter_size, mixed_precision, lstm_size=lstm_size)
+        super().__init__(
+            environment_spec,
+            parameter_size,
+            mixed_precision,
+            lstm_size=lstm_size,
+            lstm_horizon=lstm_horizon,
+        )
         if activation not in _ACTIVATIONS:
             raise ValueError(f"activation is {activation!r}, allowed: {sorted(_ACTIVATIONS)}")
         if any(size < 1 for size in sizes):
@@ -69,6 +77,7 @@ class MlpLstm(Mlp):
         sizes: Sequence[int] = (256, 256),
         activation: str = "tanh",
         lstm_size: int = 256,
+        lstm_horizon: int | None = None,
     ) -> None:
         """See `Mlp`."""
         super().__init__(
@@ -78,6 +87,7 @@ class MlpLstm(Mlp):
             sizes=sizes,
             activation=activation,
             lstm_size=lstm_size,
+            lstm_horizon=lstm_horizon,
         )
 
 

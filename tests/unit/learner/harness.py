@@ -91,11 +91,13 @@ class Harness:
         unroll_length: int = 4,
         stack: int = 1,
         transport: InferenceTransport | None = None,
+        config: LearnerConfig | None = None,
         **settings: object,
     ) -> None:
-        self.config = LearnerConfig.model_validate(
+        self.config = config or LearnerConfig.model_validate(
             {"max_slots": slots, "unroll_length": unroll_length, **settings}
         )
+        unroll_length = self.config.unroll_length
         spec = EnvironmentSpec(
             (TensorSpec("frame", DataType.UINT8, (1,), stack=stack),), DiscreteActionSpec((100,))
         )

@@ -60,7 +60,7 @@ def test_invalid_experiments_are_refused(
 
 
 def test_unknown_preset_names_the_known_ones() -> None:
-    with pytest.raises(config.ConfigError, match="'footbal' is neither .*'football'"):
+    with pytest.raises(config.ConfigError, match=r"'footbal' is neither .*'football'"):
         config.load("footbal")
 
 

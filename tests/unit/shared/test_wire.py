@@ -90,7 +90,7 @@ def test_layout_views_share_memory_in_the_order_of_the_spec() -> None:
     assert (image.shape, bits.shape, x.shape) == ((2, 2, 3), (2, 2), (2,))
     image[1] = 7
     x[:] = [1.5, -2.0]
-    assert bytes(buffer) == bytes(6) + b"\x07" * 6 + bytes(4) + np.float32([1.5, -2]).tobytes()
+    assert bytes(buffer) == bytes(6) + b"\x07" * 6 + bytes(4) + np.array([1.5, -2], "<f4").tobytes()
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,12 @@ def test_environment_spec_survives_the_wire(
 
 def test_unknown_data_type_is_refused_by_name() -> None:
     message = inference_pb2.EnvironmentSpec(
-        observation=[inference_pb2.TensorSpec(name="speed", data_type=99, stack=1)],
+        observation=[inference_pb2.TensorSpec(name="speed", stack=1)],
         action=inference_pb2.ActionSpec(discrete=inference_pb2.DiscreteAction(num_values=[2])),
         agents=1,
         frames_per_step=1,
     )
+    # An enum value of a later version.
+    message.observation[0].MergeFromString(b"\x10\x63")
     with pytest.raises(ValueError, match=r"'speed': data type is 99, allowed: .*UINT8=1"):
         wire.environment_spec_from_proto(message)

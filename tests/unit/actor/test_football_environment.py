@@ -1,0 +1,187 @@
+"""What the football environment promises, apart from being gfootball (see test_football)."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from services.actor.environments.football import FootballEnvironment, engine, stand_ins
+from services.shared.specs import DataType, DiscreteActionSpec, TensorSpec
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def play(environment: FootballEnvironment, episodes: int) -> list[npt.NDArray[np.float64]]:
+    """Random episodes: for each, the observations of all its steps."""
+    rng = np.random.default_rng(1)
+    trajectories = []
+    for _ in range(episodes):
+        frames = [environment.reset()[0].copy()]
+        done = False
+        while not done:
+            transition = environment.step(rng.integers(0, 19, (1, 1)).astype(np.int32))
+            frames.append(transition.observation[0].copy())
+            done = transition.terminated or transition.truncated
+        trajectories.append(np.concatenate(frames).astype(np.float64))
+    environment.close()
+    return trajectories
+
+
+def test_seed_decides_the_course_of_every_episode() -> None:
+    def make_environment(seed: int) -> FootballEnvironment:
+        return FootballEnvironment(
+            scenario="academy_run_to_score", representation="float", seed=seed
+        )
+
+    # The second one runs on an engine that has played other games before.
+    first, again, other = (play(make_environment(seed), 3) for seed in (4, 4, 5))
+    for one, two in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first[0], other[0])
+    # The same action in episodes of one environment: their engine seeds differ.
+    environment = make_environment(4)
+    courses = []
+    for _ in range(3):
+        environment.reset()
+        frames = [environment.step(np.array([[5]])).observation[0] for _ in range(40)]
+        courses.append(np.concatenate(frames))
+    assert not np.array_equal(courses[0], courses[1])
+    assert not np.array_equal(courses[1], courses[2])
+    environment.close()
+
+
+def test_environments_of_one_process_do_not_disturb_each_other() -> None:
+    alone = play(FootballEnvironment(representation="simple115v2", seed=8), 1)[0]
+    one, two = (FootballEnvironment(representation="simple115v2", seed=seed) for seed in (8, 9))
+    rng = np.random.default_rng(1)
+    frames = [one.reset()[0]]
+    two.reset()
+    for _ in range(len(alone) - 1):
+        frames.append(one.step(rng.integers(0, 19, (1, 1)).astype(np.int32)).observation[0])
+        if two.step(np.array([[0]])).terminated:
+            two.reset()
+    np.testing.assert_array_equal(np.concatenate(frames), alone)
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_end_of_the_duration(truncates: bool) -> None:
+    environment = FootballEnvironment(
+        scenario="academy_run_to_score",
+        representation="simple115v2",
+        time_limit_truncates=truncates,
+    )
+    environment.reset()
+    # Whoever does nothing keeps the ball until the time is over.
+    for _ in range(400):
+        transition = environment.step(np.array([[0]]))
+        assert not transition.terminated
+        assert not transition.truncated
+    transition = environment.step(np.array([[0]]))
+    assert (transition.terminated, transition.truncated) == (not truncates, truncates)
+    environment.close()
+
+
+def test_spec() -> None:
+    environment = FootballEnvironment(smm_size="120x90", left_players=1, right_players=1)
+    assert environment.spec.observation == (TensorSpec("smm", DataType.BIT, (90, 120, 4), 4),)
+    assert environment.spec.action == DiscreteActionSpec((19,))
+    assert environment.spec.agents == 2
+    assert environment.reset()[0].shape == (2, 90 * 120 * 4 // 8)
+    environment.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scenario": "academy_moon"}, "scenario is 'academy_moon', allowed: 11_vs_11_comp"),
+        ({"representation": "pixels"}, "representation is 'pixels', allowed: smm, simple115v2"),
+        ({"smm_size": "96x73"}, "smm_size is '96x73', allowed: 96x72, 120x90, 144x108"),
+        ({"rewards": "checkpoints"}, "rewards is 'checkpoints', allowed: 'scoring' or"),
+        ({"left_players": 0}, "left_players and right_players are both 0"),
+        ({"left_players": -1}, "left_players is -1, allowed"),
+        ({"left_players": 5}, "left_players is 5, allowed in scenario .*: 0 to 2"),
+        ({"right_players": 1.0}, "right_players is 1.0, allowed"),
+        ({"stack": 0}, "stack is 0, allowed: 1 or more"),
+        ({"seed": "a"}, "seed is 'a', allowed: a whole number"),
+    ],
+)
+def test_refuses_what_is_not_allowed(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        FootballEnvironment(**arguments)
+
+
+@pytest.mark.parametrize("action", [[[19]], [[-1]], [[0], [0]]])
+def test_refuses_wrong_actions(action: list[list[int]]) -> None:
+    environment = FootballEnvironment()
+    environment.reset()
+    with pytest.raises(ValueError, match="allowed: 1 numbers from 0 to 18"):
+        environment.step(np.array(action))
+    environment.close()
+
+
+@pytest.mark.parametrize("name", ["gym", "cv2"])
+def test_stand_ins_are_seen_by_nobody_else(name: str) -> None:
+    engine.load()
+    if name in sys.modules or importlib.util.find_spec(name) is not None:
+        pytest.skip(f"the real {name} is installed")
+    with stand_ins.installed():
+        assert importlib.import_module(name).__name__ == name
+    assert name not in sys.modules
+
+
+SELFTEST = "from services.actor.environments.football import selftest; sys.exit(selftest.main())"
+
+
+@pytest.mark.parametrize(
+    ("hidden", "files", "message"),
+    [
+        (True, {}, "the Python package gfootball_engine is missing"),
+        (False, {"__init__.py": ""}, "gfootball_engine/_gameplayfootball.so is missing"),
+        (
+            False,
+            {"__init__.py": "import libSDL2", "_gameplayfootball.so": ""},
+            "does not load: No module named 'libSDL2'",
+        ),
+    ],
+)
+def test_selftest_names_what_is_missing(
+    tmp_path: pathlib.Path, hidden: bool, files: dict[str, str], message: str
+) -> None:
+    package = tmp_path / "gfootball_engine"
+    package.mkdir()
+    for name, content in files.items():
+        (package / name).write_text(content)
+    hide = "sys.modules['gfootball_engine'] = None; " if hidden else ""
+    result = subprocess.run(
+        [sys.executable, "-c", f"import sys; {hide}{SELFTEST}"],
+        cwd=ROOT,
+        # The broken package is found before the installed one.
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 1, result.stderr
+    assert message in result.stderr
+
+
+def test_view_is_its_own_double_rotation() -> None:
+    environment = FootballEnvironment(left_players=1)
+    environment.reset()
+    view = environment._game.view
+    rotated = view.rotated([]).rotated(view.active)
+    assert dataclasses.asdict(rotated) == dataclasses.asdict(view)
+    environment.close()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.learner.statistics import Rate, Statistics
+from tests.unit.learner.harness import FIRST, LAST, MID
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def statistics() -> Statistics:
+    return Statistics(4, CollectorRegistry())
+
+
+def observe(s: Statistics, step_type: list[int], reward: list[float], batch_size: int = 2) -> None:
+    slots = np.arange(len(reward))
+    s.observe_steps(slots, np.array(step_type, np.uint8), np.array(reward, np.float32), batch_size)
+
+
+def test_a_rate_is_over_the_last_20_seconds() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    assert rate.per_second() == 0
+    clock.now = 10.0
+    rate.add(50)
+    assert rate.per_second() == 50 / 10
+    clock.now = 20.0
+    rate.add(70)
+    assert rate.per_second() == 120 / 20
+    # At 35 s the 50 of 10 s have left the window, which is measured from there.
+    clock.now = 35.0
+    assert rate.per_second() == 70 / 25
+    assert rate.total == 120
+
+
+def test_a_rate_that_has_ended_is_zero() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    for clock.now in (1.0, 1.2, 1.4):
+        rate.add(10)
+    clock.now = 41.4
+    assert rate.per_second() == 0
+
+
+def test_a_counter_that_grows_twice_a_minute_has_a_rate() -> None:
+    clock = Clock()
+    rate = Rate(clock)
+    for clock.now in (30.0, 60.0, 90.0):
+        rate.add(600)
+        assert rate.per_second() == 600 / 30
+    clock.now = 100.0
+    assert rate.per_second() == 600 / 40
+
+
+def test_returns_and_lengths_of_episodes() -> None:
+    s = statistics()
+    assert math.isnan(s.mean_return)
+    assert math.isnan(s.mean_length)
+    observe(s, [FIRST, FIRST], [9, 9])  # what comes with FIRST belongs to no episode
+    observe(s, [MID, MID], [1, 2])
+    observe(s, [LAST, MID], [3, 4])
+    assert (s.episodes, s.mean_return, s.mean_length) == (1, 4, 2)
+    observe(s, [FIRST, MID], [0, 5])
+    observe(s, [LAST, LAST], [-1, -1])
+    # Slot 0: 1 + 3 in 2 steps, then -1 in 1; slot 1: 2 + 4 + 5 - 1 in 4.
+    assert list(s.ended_episodes) == [(0, 4, 2), (0, -1, 1), (1, 10, 4)]
+    assert (s.episodes, s.mean_return) == (3, pytest.approx(13 / 3))
+    assert s.mean_length == pytest.approx(7 / 3)
+
+
+def test_the_last_100_episodes_count() -> None:
+    s = statistics()
+    for reward in range(150):
+        observe(s, [FIRST], [0])
+        observe(s, [LAST], [reward])
+    assert s.episodes == 150
+    assert s.mean_return == pytest.approx((50 + 149) / 2)
+
+
+def test_batch_fill_follows_the_batches() -> None:
+    s = statistics()
+    observe(s, [MID], [0], batch_size=4)
+    assert s.batch_fill == 0.25
+    observe(s, [MID] * 4, [0] * 4, batch_size=2)  # more than full is full
+    assert s.batch_fill == pytest.approx(0.99 * 0.25 + 0.01)
+
+
+@pytest.mark.parametrize(
+    ("busy", "part"),
+    [
+        ({}, "environment"),
+        ({"training": 0.5, "inference": 0.5}, "environment"),
+        ({"training": 0.5, "inference": 0.95}, "inference"),
+        ({"training": 0.95, "inference": 0.95}, "training"),
+        # Held back because of training, whose thread waits for a full batch meanwhile.
+        ({"held": 0.6, "training": 0.5, "inference": 0.95}, "training"),
+    ],
+)
+def test_the_bottleneck(busy: dict[str, float], part: str) -> None:
+    clock = Clock()
+    s = statistics()
+    s._busy = {name: Rate(clock) for name in s._busy}
+    clock.now = 10.0
+    for name, share in busy.items():
+        s.observe_busy(name, 10.0 * share)
+    assert {name: s.busy_share(name) for name in busy} == pytest.approx(busy)
+    assert s.bottleneck() == part
