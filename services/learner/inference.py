@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from services.learner.cpu_time import CpuTime
+from services.learner.fair_lock import FairLock
 from services.learner.leases import Group
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore
@@ -60,7 +61,7 @@ class Policy(Protocol):
 class InferenceTransport(Protocol):
     """Where requests come from and answers go; `transport.Transport` implements it."""
 
-    lock: threading.RLock
+    lock: FairLock
 
     @property
     def live_groups(self) -> int:

@@ -25,6 +25,7 @@ import grpc
 
 from services.learner import control
 from services.learner.control import Message, Method
+from services.learner.fair_lock import FairLock
 from services.learner.leases import Group, LeaseTable
 from services.learner.step_store import StepStore
 from services.shared.config import LearnerConfig
@@ -69,7 +70,7 @@ class Transport:
         Raises:
           OSError: Another process serves on the port.
         """
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         self.leases = LeaseTable(config.max_slots, config.lease_grace_seconds)
         self._config = config
         self._check_join = check_join

@@ -27,6 +27,7 @@ class View:
         self._total_frames = total_frames
         self._started = time.monotonic()
         self._next_line = 0.0
+        self._answered = False
         console = rich.console.Console(stderr=True)
         self._live = (
             rich.live.Live(console=console, refresh_per_second=2) if sys.stderr.isatty() else None
@@ -68,7 +69,9 @@ class View:
     ) -> dict[str, str]:
         elapsed = f"{time.monotonic() - self._started:.0f} s"
         if status is None:
-            return {"time": elapsed, "state": "the learner is starting"}
+            state = "the learner does not answer" if self._answered else "the learner is starting"
+            return {"time": elapsed, "state": state}
+        self._answered = True
         if not status.live_slots and not status.frames:
             return {"time": elapsed, "state": "the environments are starting"}
         mean_return = status.mean_return

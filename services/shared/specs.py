@@ -33,7 +33,7 @@ class StepType(enum.IntEnum):
     ABSENT = 3
 
 
-_STORAGE_DTYPES = {
+_STORAGE_DTYPES: dict[DataType, np.dtype[Any]] = {
     DataType.UINT8: np.dtype(np.uint8),
     DataType.INT32: np.dtype(np.int32),
     DataType.FLOAT32: np.dtype(np.float32),

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from services.learner import unrolls
 from services.learner.cpu_time import CpuTime
+from services.learner.fair_lock import FairLock
 from services.learner.inference import Arrays, InferenceLoop, InferenceTransport
 from services.learner.leases import Group, LeaseTable
 from services.learner.statistics import Statistics
@@ -50,7 +51,7 @@ class DirectTransport:
     """Requests come from `send`; answers are kept in `answered`."""
 
     def __init__(self, slots: int) -> None:
-        self.lock = threading.RLock()
+        self.lock = FairLock()
         self.leases = LeaseTable(slots, grace_seconds=30.0)
         self.answered: list[int] = []
         self._arrived: list[Group] = []

@@ -80,6 +80,6 @@ def test_the_clock_is_the_processs_cpu_time() -> None:
         while time.process_time() < until:
             pass
     inference, training, other = cpu.seconds()
-    assert 0.2 <= inference < 0.3
-    assert training < 0.1
-    assert other < 0.1
+    assert 0.2 <= inference < 0.4
+    assert training < 0.15
+    assert other < 0.15

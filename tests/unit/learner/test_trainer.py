@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import pytest
 
 from services.learner.cpu_time import CpuTime
 from services.learner.trainer import MAX_SKIPPED_UPDATES, Trainer, concatenate
@@ -206,6 +205,3 @@ def test_batches_are_joined_along_the_slots() -> None:
     assert both.reward.shape == (4, 5)
     assert both.initial_state[0].shape == (4, 1)
     assert both.observation[0][:, -5:, 0].tolist() == [[0, 1, 2, 3, 4]] * 2 + [[4, 5, 6, 7, 8]] * 2
-    with pytest.raises(ValueError, match="zip"):
-        short = UnrollBatch(**{**vars(updater.batches[0]), "observation": ()})
-        concatenate([short, updater.batches[0]])
