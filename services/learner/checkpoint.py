@@ -27,8 +27,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf import json_format
 
-from services.learner import spec_json
+from services.shared import wire
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
 
 FORMAT_VERSION = 1
@@ -151,11 +153,11 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
         return Checkpoint(
             path=path,
             counters={name: int(value) for name, value in meta["counters"].items()},
-            environment_spec=spec_json.from_json(meta["environment_spec"]),
+            environment_spec=_spec_from_json(meta["environment_spec"]),
             experiment=meta["experiment"],
             sha256=meta["sha256"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, json_format.ParseError) as error:
         raise CheckpointError(f"{meta_path}: cannot be read: {error!r}") from error
 
 
@@ -200,7 +202,7 @@ def save(
         meta = {
             "format_version": FORMAT_VERSION,
             "counters": dict(counters),
-            "environment_spec": spec_json.to_json(environment_spec),
+            "environment_spec": _spec_to_json(environment_spec),
             "experiment": experiment,
             "sha256": _sha256(temporary / _VARIABLES),
         }
@@ -284,6 +286,18 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+
+def _spec_to_json(spec: EnvironmentSpec) -> dict[str, Any]:
+    """The spec as the JSON form of its protobuf message."""
+    message = wire.environment_spec_to_proto(spec)
+    document: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return document
+
+
+def _spec_from_json(document: dict[str, Any]) -> EnvironmentSpec:
+    message = json_format.ParseDict(document, inference_pb2.EnvironmentSpec())
+    return wire.environment_spec_from_proto(message)
 
 
 def _write_arrays(path: pathlib.Path, arrays: Mapping[str, Array]) -> None:

@@ -166,14 +166,18 @@ class LeaseTable:
         if all(other.front_end is None for other in lease.groups):
             lease.idle_since = self._clock()
 
-    def expire(self) -> list[Lease]:
-        """Frees the slots of leases that had no stream for the grace period; returns those."""
+    def expired(self) -> list[Lease]:
+        """Leases that had no stream for the grace period; may be called by any thread."""
         deadline = self._clock() - self._grace_seconds
-        expired = [
+        return [
             lease
-            for lease in self._leases.values()
-            if lease.idle_since is not None and lease.idle_since <= deadline
+            for lease in list(self._leases.values())
+            if (idle_since := lease.idle_since) is not None and idle_since <= deadline
         ]
+
+    def expire(self) -> list[Lease]:
+        """Frees the slots of the expired leases and returns these."""
+        expired = self.expired()
         for lease in expired:
             del self._leases[lease.token]
             for group in lease.groups:

@@ -164,8 +164,9 @@ class Transport:
             backoff = Backoff()
             last_restart = time.monotonic()
             while not self._stopping.is_set():
-                with self.lock:
-                    self.leases.expire()
+                if self.leases.expired():  # GetStatus shall not wait for a batch without need
+                    with self.lock:
+                        self.leases.expire()
                 for key, _ in selector.select(timeout=0.2):
                     index = key.data
                     if self._serve(index):
