@@ -84,6 +84,8 @@ class LearnerService:
         self._ended: float | None = None
         self._wake = threading.Event()
         self._stop_requested = False
+        # Of the service itself; the trainer keeps its own.
+        self._error: Exception | None = None
 
     def run(self) -> int:
         """Serves until training is over or `request_stop`; returns the exit status."""
@@ -94,19 +96,26 @@ class LearnerService:
             if self._restored is not None:
                 with self._build_lock:
                     self._build(self._restored.environment_spec)
-            while not self._stop_requested and not self._trainer_ended():
+            while not (self._stop_requested or self._error or self._trainer_ended()):
                 self._wake.wait(0.2)
             self._ended = time.monotonic()
             self._wind_down()
         finally:
             self._transport.stop()
-        failure = None if self._trainer is None else self._trainer.failure
         print(json.dumps(self.summary()), flush=True)
-        return 1 if failure is not None else 0
+        return 1 if self._failure is not None else 0
 
     def request_stop(self) -> None:
         """Ends `run` with a checkpoint; for signal handlers."""
         self._stop_requested = True
+        self._wake.set()
+
+    @property
+    def _failure(self) -> Exception | None:
+        return self._error or (None if self._trainer is None else self._trainer.failure)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
         self._wake.set()
 
     def _trainer_ended(self) -> bool:
@@ -116,7 +125,7 @@ class LearnerService:
         trainer, inference = self._trainer, self._inference
         if trainer is None or inference is None:
             return
-        if not self._stop_requested:
+        if not self._stop_requested and self._error is None:
             self._transport.finish()
             deadline = time.monotonic() + _FAREWELL_SECONDS
             while self._transport.leases.live_groups and time.monotonic() < deadline:
@@ -158,6 +167,10 @@ class LearnerService:
                     self._build(spec)
                 except NetworkError as error:
                     raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
+                except Exception as error:  # whatever it is, the next try would end like it
+                    _log.exception("the network cannot be built")
+                    self._fail(error)
+                    raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, repr(error)) from None
         if spec != self._spec:
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -188,7 +201,7 @@ class LearnerService:
         self._agent, self._store, self._assembler = agent, store, assembler
         self._trainer, self._inference = trainer, inference
         self._threads = [
-            threading.Thread(target=inference.run, name="inference", daemon=True),
+            threading.Thread(target=self._infer, args=(inference,), name="inference", daemon=True),
             threading.Thread(target=trainer.run, name="trainer", daemon=True),
         ]
         self._transport.publish(store)
@@ -196,6 +209,13 @@ class LearnerService:
             thread.start()
         self._spec = spec
         self._started = time.monotonic()
+
+    def _infer(self, inference: InferenceLoop) -> None:
+        try:
+            inference.run()
+        except Exception as error:  # without inference there is nothing left to do
+            _log.exception("inference failed")
+            self._fail(error)
 
     def _make_trainer(
         self, agent: Agent, assembler: unrolls.UnrollAssembler, spec: EnvironmentSpec
@@ -259,7 +279,7 @@ class LearnerService:
     def status(self) -> inference_pb2.GetStatusResponse:
         """What GetStatus answers."""
         s, leases = self._statistics, self._transport.leases
-        failure = None if self._trainer is None else self._trainer.failure
+        failure = self._failure
         return inference_pb2.GetStatusResponse(
             frames=s.frames,
             frames_per_second=s.frames_per_second,

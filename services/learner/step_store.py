@@ -81,6 +81,7 @@ class StepStore:
       action: [slots, ring, A], as the policy chose it.
       policy_parameters: float32 [slots, ring, P], of the policy that chose it.
       policy_version: int64 [slots, ring], number of updates that policy had seen.
+      <name>_flat: The same memory as [slots * ring, ...]: one index array is faster than two.
       written: int64 [slots], number of records processed, so the next record's number.
       slot_incarnation: uint32 [slots], of the newest processed record; 0 after a lease.
       group_epoch: uint32 [slots], changes with each stream of a group.
@@ -110,6 +111,12 @@ class StepStore:
         self.action = views["action"]
         self.policy_parameters = views["policy_parameters"]
         self.policy_version = views["policy_version"]
+        self.observation_flat = tuple(_flat(x) for x in self.observation)
+        self.reward_flat = _flat(self.reward)
+        self.discount_flat = _flat(self.discount)
+        self.step_type_flat = _flat(self.step_type)
+        self.incarnation_flat = _flat(self.incarnation)
+        self.action_flat = _flat(self.action)
         self.written = views["written"]
         self.slot_incarnation = views["slot_incarnation"]
         self.group_epoch = views["group_epoch"]
@@ -201,6 +208,10 @@ def _arrays(layout: StoreLayout) -> dict[str, tuple[np.dtype[np.generic], tuple[
 def _queues(views: dict[str, npt.NDArray[Any]], name: str, count: int) -> list[GroupQueue]:
     entries, ends = views[f"{name}_entries"], views[f"{name}_ends"]
     return [GroupQueue(entries[i], ends[i]) for i in range(count)]
+
+
+def _flat(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _aligned_bytes(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> int:
