@@ -16,11 +16,12 @@ _COUNTERS = {
 class ActorMetrics:
     """The metrics of one actor service."""
 
-    def __init__(self, port: int | None) -> None:
+    def __init__(self, port: int | None, host: str) -> None:
         """Serves /metrics.
 
         Args:
           port: 0: any free one; None: nothing is served.
+          host: The address to bind.
 
         Raises:
           OSError: The port cannot be had.
@@ -51,7 +52,7 @@ class ActorMetrics:
         self._last: list[Heartbeat] = []
         self._server = None
         if port is not None:
-            self._server, _ = prometheus_client.start_http_server(port, registry=registry)
+            self._server, _ = prometheus_client.start_http_server(port, host, registry)
 
     @property
     def port(self) -> int | None:

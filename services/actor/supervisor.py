@@ -243,7 +243,7 @@ class Supervisor:
             )
             for worker in range(workers)
         ]
-        self._metrics = ActorMetrics(config.metrics_port)
+        self._metrics = ActorMetrics(config.metrics_port, config.metrics_host)
         self._stop: signal.Signals | None = None
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""Says what the actor waits for: at once, then every 30 seconds, and when it is over."""
+"""Says what the actor waits for: at once, as a warning every 30 seconds, and when it is over."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Waiting:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-            _log.warning("%s; trying again until it works", reason)
+            # No warning yet: an actor that starts together with its learner waits for seconds.
+            _log.info("%s; trying again until it works", reason)
         elif now - self._said >= SAY_EVERY_SECONDS:
             _log.warning("waiting for %.0f s now: %s", now - self._since, reason)
         else:

@@ -119,7 +119,7 @@ class DiagonalNormal:
     vanishes the way a clip's does; 0 stands for a standard deviation of 0.88.
 
     Actions are not bounded: `ContinuousActionSpec.to_environment` clips and scales them in the
-    actor. Ratios of densities of the unclipped action are what V-trace needs.
+    front end. Ratios of densities of the unclipped action are what V-trace needs.
     """
 
     def __init__(self, size: int) -> None:

@@ -62,7 +62,6 @@ class Evaluator:
         self._stop = threading.Event()
         self.failure: Exception | None = None
         self.ended = threading.Event()
-        self.steps = 0
         self._episodes: list[tuple[float, int]] = []
 
     def stop(self) -> None:

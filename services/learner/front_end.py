@@ -193,6 +193,8 @@ class FrontEnd:
         self._answer_fd = answer_fd
         self._store: StepStore | None = None
         self._streams: dict[int, ActStream] = {}
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._stopping = False
         self._identifiers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self.learner_gone = asyncio.Event()
@@ -220,6 +222,9 @@ class FrontEnd:
         assert store is not None
         counters = store.counters[self._index]
         counters[COUNTERS.index("streams")] += 1
+        task = asyncio.current_task()
+        assert task is not None, "gRPC runs each call in a task"
+        self._calls.add(task)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 await context.write(await self._step(stream, store, counters, message))
@@ -228,9 +233,20 @@ class FrontEnd:
         except StatusError as error:
             counters[COUNTERS.index("rejected")] += error.code is grpc.StatusCode.INVALID_ARGUMENT
             await context.abort(error.code, error.message)
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the learner is ending")
         finally:
+            self._calls.discard(task)
             counters[COUNTERS.index("streams")] -= 1
             self._close(stream)
+
+    def end_streams(self) -> None:
+        """Ends all Act calls; left to the server's stop, each would log a traceback."""
+        self._stopping = True
+        for task in self._calls:
+            task.cancel()
 
     async def _step(
         self,
@@ -349,10 +365,13 @@ class FrontEnd:
                 stream.answered.set()
 
     async def report_cpu(self) -> None:
-        """Writes this process's CPU time into the store, each half second."""
+        """Adds this process's CPU time to the store's count, each half second."""
+        reported = 0.0
         while True:
             if self._store is not None:
-                self._store.counters[self._index, 7] = time.process_time()
+                now = time.process_time()
+                self._store.counters[self._index, 7] += now - reported
+                reported = now
             await asyncio.sleep(0.5)
 
 
@@ -360,9 +379,7 @@ def _invalid(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
-def _column(
-    field: memoryview, dtype: type[np.generic], k: int, name: str
-) -> npt.NDArray[Any]:
+def _column(field: memoryview, dtype: type[np.generic], k: int, name: str) -> npt.NDArray[Any]:
     expected = k * np.dtype(dtype).itemsize
     if len(field) != expected:
         raise _invalid(f"{name} has {len(field)} bytes, must have {expected} for {k} slots")
@@ -402,6 +419,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     ends = [loop.create_task(e.wait()) for e in (stop, front_end.learner_gone)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await health_servicer.enter_graceful_shutdown()
+    front_end.end_streams()
     await server.stop(_STOP_GRACE_SECONDS)
     for task in (*tasks, *ends):
         task.cancel()

@@ -24,7 +24,7 @@ from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
 from services.learner.evaluator import Evaluation, Evaluator
 from services.learner.inference import InferenceLoop
-from services.learner.networks.registry import NetworkError
+from services.learner.networks import registry
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
 from services.learner.trainer import Trainer
@@ -51,8 +51,10 @@ class LearnerService:
 
         Raises:
           OSError: The port is taken.
+          NetworkError: There is no network of that name.
           checkpoint.CheckpointError: The checkpoint cannot be used.
         """
+        registry.find(experiment.learner.network.name)
         self._experiment = experiment
         self._config = experiment.learner
         self._evaluation = evaluation
@@ -103,7 +105,11 @@ class LearnerService:
         finally:
             self._transport.stop()
         print(json.dumps(self.summary()), flush=True)
-        return 1 if self._failure is not None else 0
+        if (failure := self._failure) is None:
+            return 0
+        # Once more: what ended after it has written into the log too.
+        _log.error("ended by %s: %s", type(failure).__name__, failure)
+        return 1
 
     def request_stop(self) -> None:
         """Ends `run` with a checkpoint; for signal handlers."""
@@ -134,7 +140,10 @@ class LearnerService:
         for thread in self._threads:
             if thread.name == "trainer":
                 thread.join()
-        self._save(wait=True)
+        try:
+            self._save(wait=True)
+        except checkpoint.CheckpointError as error:
+            self._fail(error)
         inference.stop()
         for thread in self._threads:
             thread.join()
@@ -165,7 +174,7 @@ class LearnerService:
             if self._spec is None:
                 try:
                     self._build(spec)
-                except NetworkError as error:
+                except registry.NetworkError as error:
                     raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
                 except Exception as error:  # whatever it is, the next try would end like it
                     _log.exception("the network cannot be built")
@@ -248,6 +257,8 @@ class LearnerService:
     ) -> None:
         saved.check_environment(spec)
         agent.restore(saved)
+        if isinstance(trainer, Evaluator):
+            return
         counters = saved.counters
         trainer.steps = counters["steps"]
         self._statistics.frames = counters["frames"]
@@ -315,12 +326,17 @@ class LearnerService:
         """This process's run in one JSON-able object; rates leave the time before it began out."""
         status = self.status()
         if isinstance(self._trainer, Evaluator):
-            return {**self._trainer.summary(), "checkpoint": status.checkpoint}
+            return {
+                **self._trainer.summary(),
+                "checkpoint": status.checkpoint,
+                "failure": status.failure or None,
+            }
         frames = status.frames - self._frames_at_start
         seconds = (self._ended or time.monotonic()) - self._started
         cpu = {
-            field.name: round(value / max(frames, 1) * 1000, 4)
-            for field, value in status.cpu_seconds.ListFields()
+            field.name: round(getattr(status.cpu_seconds, field.name) / frames * 1000, 4)
+            for field in status.cpu_seconds.DESCRIPTOR.fields
+            if frames > 0
         }
         mean_return = status.mean_return
         return {
@@ -329,7 +345,9 @@ class LearnerService:
             "updates": status.updates,
             "episodes": status.episodes,
             "mean_return": None if math.isnan(mean_return) else round(mean_return, 4),
-            "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu},
+            "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu}
+            if cpu
+            else None,
             "checkpoint": status.checkpoint or None,
             "failure": status.failure or None,
         }

@@ -11,6 +11,7 @@ import datetime
 import json
 import logging
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -49,10 +50,13 @@ class Service:
         Args:
           name: For messages.
           command: Arguments after the Python interpreter.
-          log_path: Where its stderr goes, appended.
+          log_path: Where its stderr goes, appended; its stdout goes to the same name with
+            `.out`, anew. Both are files: an environment that prints must not fill a pipe that
+            nobody reads.
         """
         self.name = name
         self.log_path = log_path
+        self._output_path = log_path.with_suffix(".out")
         self.restarts = 0
         self._command = [sys.executable, *command]
         self._backoff = rpc.Backoff(initial=0.5)
@@ -60,15 +64,14 @@ class Service:
         self._restart_at: float | None = None
         self._process = self._start()
 
-    def _start(self) -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[bytes]:
         self._started = time.monotonic()
-        with self.log_path.open("a") as log:
+        with self.log_path.open("a") as log, self._output_path.open("w") as output:
             return subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=log,
-                text=True,
                 # Ctrl-C in a terminal reaches the launcher alone, which ends the others in order.
                 process_group=0,
             )
@@ -124,25 +127,27 @@ class Service:
         if self._process.poll() is None:
             self._process.terminate()
 
-    def wait(self, timeout_seconds: float) -> str:
-        """Waits for its end, kills it after the timeout, and returns what it wrote on stdout."""
+    def wait(self, timeout_seconds: float) -> None:
+        """Waits for its end, and kills it after the timeout."""
         try:
-            return self._process.communicate(timeout=max(0.1, timeout_seconds))[0]
+            self._process.wait(max(0.1, timeout_seconds))
         except subprocess.TimeoutExpired:
             _log.error("the %s did not end within %.0f s: killed", self.name, timeout_seconds)
             self._process.kill()
-            return self._process.communicate()[0]
+            self._process.wait()
+
+    def last_line(self) -> str:
+        """The last line that it wrote on stdout; empty if none."""
+        lines = self._output_path.read_text(errors="replace").splitlines()
+        return lines[-1] if lines else ""
 
 
-def train(
-    experiment: config.Experiment, run: pathlib.Path, learner_arguments: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
     """Trains until all frames are taken or a signal comes.
 
     Args:
       experiment: What to run; addresses and folders are replaced by this run's.
       run: The run's folder; its checkpoints are resumed from.
-      learner_arguments: More arguments of the learner's command line.
 
     Returns:
       The learner's summary.
@@ -150,6 +155,16 @@ def train(
     Raises:
       LaunchError: A service failed.
     """
+    print(f"run: {run} (logs, checkpoints, TensorBoard events)", file=sys.stderr)
+    return _launch(experiment, run, view.TrainingView(experiment.learner.total_frames))
+
+
+def _launch(
+    experiment: config.Experiment,
+    run: pathlib.Path,
+    screen: view.View,
+    learner_arguments: tuple[str, ...] = (),
+) -> dict[str, Any]:
     run.mkdir(parents=True, exist_ok=True)
     document = run / "experiment.yaml"
     document.write_text(config.dump(place(experiment, run)))
@@ -159,14 +174,14 @@ def train(
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        return _Run(document, experiment, run, stop, learner_arguments).run()
+        return _Run(document, experiment, run, stop, learner_arguments).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 class _Run:
-    """One call of `train`."""
+    """The processes of one run."""
 
     def __init__(
         self,
@@ -180,9 +195,9 @@ class _Run:
         self._address = f"127.0.0.1:{_free_port()}"
         self._actors: list[Service] = []
         self._actor_count = experiment.local.actors
+        self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
-        self._total_frames = experiment.learner.total_frames
         arguments = [
             f"--experiment={document}",
             f"--set=learner.address={self._address}",
@@ -192,13 +207,10 @@ class _Run:
             "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self, screen: view.View) -> dict[str, Any]:
         try:
             self._start_actors()
-            with (
-                rpc.channel(self._address) as channel,
-                view.View(self._folder, self._total_frames) as screen,
-            ):
+            with rpc.channel(self._address) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.is_set() and not self._learner.check():
                     for actor in self._actors:
@@ -215,6 +227,8 @@ class _Run:
                 *("-m", "services.actor", "--child", f"--experiment={self._document}"),
                 *(f"--set=actor.learner_address={self._address}", f"--name=actor-{i}"),
             ]
+            if self._actor_metrics_port:
+                command.append(f"--set=actor.metrics_port={self._actor_metrics_port + i}")
             self._actors.append(Service(f"actor-{i}", command, self._folder / f"actor-{i}.log"))
 
     def _wind_down(self) -> dict[str, Any]:
@@ -222,11 +236,9 @@ class _Run:
         self._learner.terminate()
         for actor in self._actors:
             actor.terminate()
-        output = self._learner.wait(deadline - time.monotonic())
-        for actor in self._actors:
-            actor.wait(deadline - time.monotonic())
-        lines = output.strip().splitlines()
-        summary: dict[str, Any] = json.loads(lines[-1]) if lines else {"frames": 0}
+        for service in (self._learner, *self._actors):
+            service.wait(deadline - time.monotonic())
+        summary: dict[str, Any] = json.loads(self._learner.last_line() or '{"frames": 0}')
         summary["run"] = str(self._folder)
         return summary
 
@@ -258,7 +270,7 @@ def evaluate(
         document.write_text(saved.experiment)
         experiment = config.load(str(document), overrides)
         arguments = [f"--evaluate={episodes}", *(["--greedy"] if greedy else [])]
-        summary = train(experiment, run, tuple(arguments))
+        summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     return {**summary, "checkpoint": str(checkpoint_path), "run": None}
 
 
@@ -268,19 +280,26 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
         update={
             "checkpoint_directory": str(run / "checkpoints"),
             "log_directory": str(run / "tensorboard"),
-            "metrics_port": 0 if experiment.learner.metrics_port else None,
         }
     )
+    # Several runs on one machine shall not fight for the default port; one that was asked for is
+    # meant.
+    if "metrics_port" not in experiment.learner.model_fields_set:
+        learner = learner.model_copy(update={"metrics_port": 0})
     return experiment.model_copy(update={"learner": learner})
 
 
 def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:
-    """A folder for a new run: the experiment's name and the time."""
+    """Makes a folder for a new run: the experiment's name and the time."""
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     candidate, n = directory / f"{name}-{stamp}", 1
-    while candidate.exists():
-        candidate, n = directory / f"{name}-{stamp}-{n}", n + 1
-    return candidate
+    while True:
+        try:  # to make it is the only way to learn that no other run has it
+            candidate.mkdir(parents=True)
+        except FileExistsError:
+            candidate, n = directory / f"{name}-{stamp}-{n}", n + 1
+        else:
+            return candidate
 
 
 def newest_run(directory: pathlib.Path, name: str) -> pathlib.Path:
@@ -289,7 +308,12 @@ def newest_run(directory: pathlib.Path, name: str) -> pathlib.Path:
     Raises:
       LaunchError: There is none.
     """
-    runs = [path.parent for path in directory.glob(f"{name}-*/experiment.yaml")]
+    of_experiment = re.compile(re.escape(name) + r"-\d{8}-\d{6}(-\d+)?")
+    runs = [
+        path.parent
+        for path in directory.glob("*/experiment.yaml")
+        if of_experiment.fullmatch(path.parent.name)
+    ]
     if not runs:
         raise LaunchError(f"no run of {name!r} in {directory}/ to resume")
     return max(runs, key=lambda path: (path / "experiment.yaml").stat().st_mtime)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import abc
 import math
-import pathlib
 import sys
 import time
 from types import TracebackType
@@ -18,13 +18,11 @@ from services.shared.generated.seedpod.inference.v1 import inference_pb2
 _LINE_SECONDS = 10.0
 
 
-class View:
+class View(abc.ABC):
     """Shows the learner's status on stderr."""
 
-    def __init__(self, run: pathlib.Path, total_frames: int) -> None:
+    def __init__(self) -> None:
         """Prepares the view; it is on screen while it is entered."""
-        self._run = run
-        self._total_frames = total_frames
         self._started = time.monotonic()
         self._next_line = 0.0
         self._answered = False
@@ -34,8 +32,7 @@ class View:
         )
 
     def __enter__(self) -> View:
-        """Shows that the services start."""
-        print(f"run: {self._run} (logs, checkpoints, TensorBoard events)", file=sys.stderr)
+        """Puts it on screen."""
         if self._live is not None:
             self._live.start()
         return self
@@ -73,17 +70,45 @@ class View:
             return {"time": elapsed, "state": state}
         self._answered = True
         if not status.live_slots and not status.frames:
-            return {"time": elapsed, "state": "the environments are starting"}
-        mean_return = status.mean_return
+            return {"time": elapsed, "state": "environments and network are starting"}
+        return {"time": elapsed, **self._progress(status), "actor restarts": str(restarts)}
+
+    @abc.abstractmethod
+    def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
+        """What there is to say of a run that is under way."""
+
+
+class TrainingView(View):
+    """How far training is, how well the agent does, and what limits the speed."""
+
+    def __init__(self, total_frames: int) -> None:
+        """Sets where training ends."""
+        super().__init__()
+        self._total_frames = total_frames
+
+    def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
         return {
-            "time": elapsed,
             "frames": f"{status.frames:,} of {self._total_frames:,}",
             "frames/s": f"{status.frames_per_second:,.0f}",
-            "return": "-" if math.isnan(mean_return) else f"{mean_return:.3f} (last 100 episodes)",
+            "return": f"{_number(status.mean_return)} (last 100 episodes)",
             "episodes": f"{status.episodes:,}",
             "environments": f"{status.live_slots} live",
             "batch fill": f"{status.inference_batch_fill:.0%}",
             "policy lag": f"{status.policy_lag:.1f} updates",
             "bottleneck": status.bottleneck,
-            "actor restarts": str(restarts),
         }
+
+
+class EvaluationView(View):
+    """How many episodes were played, and how well."""
+
+    def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
+        return {
+            "episodes": f"{status.episodes:,}",
+            "return": f"{_number(status.mean_return)} (all episodes)",
+            "environments": f"{status.live_slots} live",
+        }
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.3f}"

@@ -63,7 +63,10 @@ class ActorConfig(_Model):
         default=3,
         description="An environment that fails to start this often in a row ends the actor.",
     )
-    metrics_port: Annotated[int, pydantic.Field(ge=0, le=65535)] | None = None
+    metrics_port: Annotated[int, pydantic.Field(ge=0, le=65535)] | None = pydantic.Field(
+        default=None, description="Prometheus port; 0: any free one; null: none."
+    )
+    metrics_host: str = pydantic.Field(default="127.0.0.1", description="Where /metrics binds.")
 
 
 class ScheduleConfig(_Model):
@@ -222,7 +225,10 @@ class LearnerConfig(_Model):
 class LocalConfig(_Model):
     """The launcher that runs the whole system on one machine."""
 
-    actors: PositiveInt = pydantic.Field(default=1, description="Actor services to start.")
+    actors: PositiveInt = pydantic.Field(
+        default=1,
+        description="Actor services to start; each has the next higher actor.metrics_port.",
+    )
 
 
 class Experiment(_Model):

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util.tensor_util import make_ndarray
+
+from services.shared import rpc
+from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 SEEDPOD = [sys.executable, "-m", "services.local.cli"]
+# In the environment of every process of a run, whoever its parent is: what started it.
+_MARK = "SEEDPOD_TEST_RUNS"
 
 
 def start(runs: pathlib.Path, experiment: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts `seedpod train`; its runs are kept in `runs`."""
     command = [*SEEDPOD, "train", f"--experiment={experiment}", f"--runs={runs}", *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, _MARK: str(runs)},
     )
 
 
@@ -37,6 +53,18 @@ def finish(process: subprocess.Popen[str], timeout: float = 300, status: int = 0
     assert process.returncode == status, f"{output}\n{errors}\n{logs(errors)}"
     summary: dict[str, Any] = json.loads(output.splitlines()[-1])
     return summary
+
+
+def fail(process: subprocess.Popen[str], timeout: float = 300) -> str:
+    """Waits for the end with status 1 and returns stderr."""
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, errors = process.communicate(timeout=60)
+        raise AssertionError(f"not failed within {timeout} s:\n{errors}\n{logs(errors)}") from None
+    assert process.returncode == 1, f"{output}\n{errors}\n{logs(errors)}"
+    return errors
 
 
 def train(
@@ -57,9 +85,18 @@ def logs(errors: str) -> str:
 
 def scalars(run: str, name: str) -> list[float]:
     """All values of a TensorBoard scalar."""
-    accumulator = EventAccumulator(str(pathlib.Path(run) / "tensorboard"), {"scalars": 0})
+    return all_scalars(run)[name]
+
+
+def all_scalars(run: str) -> dict[str, list[float]]:
+    """All values of all TensorBoard scalars."""
+    # TensorFlow 2 writes scalars as tensors of one element; 0: keep all of them.
+    accumulator = EventAccumulator(str(pathlib.Path(run) / "tensorboard"), {"tensors": 0})
     accumulator.Reload()
-    return [event.value for event in accumulator.Scalars(name)]
+    return {
+        name: [float(make_ndarray(e.tensor_proto)) for e in accumulator.Tensors(name)]
+        for name in accumulator.Tags()["tensors"]
+    }
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float = 120) -> Any:
@@ -83,7 +120,68 @@ def descendants(pid: int, word: str) -> list[psutil.Process]:
     return found
 
 
+def processes(runs: pathlib.Path) -> dict[int, str]:
+    """Command lines of all live processes of the runs in `runs`, by number."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK) == str(runs) and process.status() != "zombie":
+                found[process.pid] = " ".join(process.cmdline())
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
 def folder(runs: pathlib.Path) -> pathlib.Path:
     """The only run in `runs`, once it is there."""
     found: list[pathlib.Path] = wait_for(lambda: list(runs.glob("*/experiment.yaml")), "the run")
     return found[0].parent
+
+
+def counters(run: str | pathlib.Path) -> dict[str, int]:
+    """What the newest checkpoint has counted; empty without one."""
+    paths = sorted(pathlib.Path(run).glob("checkpoints/checkpoint-*/meta.json"))
+    return dict(json.loads(paths[-1].read_text())["counters"]) if paths else {}
+
+
+def status(process: subprocess.Popen[str]) -> inference_pb2.GetStatusResponse:
+    """Waits until the run's learner answers and returns its status."""
+    prefix = "--set=learner.address="
+
+    def ask() -> inference_pb2.GetStatusResponse | None:
+        assert process.poll() is None, f"ended:\n{process.communicate()}"
+        for learner in descendants(process.pid, "services.learner"):
+            (address,) = (a for a in learner.cmdline() if a.startswith(prefix))
+            with rpc.channel(address.removeprefix(prefix)) as channel:
+                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+                try:
+                    answer: inference_pb2.GetStatusResponse = stub.GetStatus(
+                        inference_pb2.GetStatusRequest(), timeout=2.0
+                    )
+                    return answer
+                except grpc.RpcError:
+                    return None
+        return None
+
+    answer: inference_pb2.GetStatusResponse = wait_for(ask, "the learner to answer")
+    return answer
+
+
+def wait_for_frames(process: subprocess.Popen[str], frames: int) -> None:
+    """Waits until the run has trained on more than so many frames."""
+    wait_for(lambda: status(process).frames > frames, f"more than {frames} frames")
+
+
+def scrape(run: pathlib.Path) -> dict[tuple[str, str], float]:
+    """The learner's metrics: values by name and the values of the labels, joined."""
+    pattern = re.compile(r"metrics on (http://\S+)")
+    (url,) = wait_for(
+        lambda: pattern.findall((run / "learner.log").read_text())[-1:], "the metrics' address"
+    )
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    return {
+        (sample.name, "/".join(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }

@@ -22,8 +22,9 @@ class Football(image.ImageNetwork):
         *,
         dense_size: int = 256,
         lstm_size: int | None = None,
+        layer_norm: bool = False,
     ) -> None:
-        """See `image.ImageNetwork`."""
+        """See `image.ImageNetwork`; the paper's network has no `layer_norm`."""
         super().__init__(
             environment_spec,
             parameter_size,
@@ -31,4 +32,5 @@ class Football(image.ImageNetwork):
             convolutions=residual.Sections((16, 32, 32, 32)),
             dense_size=dense_size,
             lstm_size=lstm_size,
+            layer_norm=layer_norm,
         )

@@ -28,6 +28,7 @@ class ImageNetwork(base.Network):
         convolutions: Callable[[tf.Tensor], tf.Tensor],
         dense_size: int,
         lstm_size: int | None,
+        layer_norm: bool = False,
     ) -> None:
         """Makes the dense layer.
 
@@ -38,6 +39,8 @@ class ImageNetwork(base.Network):
           convolutions: A `tf.Module` that maps [N, H, W, C] to [N, H', W', C'].
           dense_size: Units of the dense layer.
           lstm_size: See `base.Network`.
+          layer_norm: Normalize the dense layer before its ReLU. A picture that is almost all
+            zeros makes features so small that the heads take long to learn from them.
 
         Raises:
           ValueError: The observation has no image, or several.
@@ -56,10 +59,12 @@ class ImageNetwork(base.Network):
         self._others = [name for name in shapes if name != self._image]
         self.convolutions = convolutions
         self.dense = layers.Linear(dense_size)
+        self.norm = layers.LayerNorm(dense_size) if layer_norm else None
 
     def torso(self, inputs: base.NetworkInputs) -> tf.Tensor:
         """Features [N, dense_size]."""
         image = self.convolutions(inputs.observation[self._image])
         parts = [image, *(inputs.observation[name] for name in self._others)]
         flat = [tf.reshape(x, [-1, math.prod(x.shape[1:])]) for x in parts]
-        return tf.nn.relu(self.dense(flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1)))
+        features = self.dense(flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1))
+        return tf.nn.relu(features if self.norm is None else self.norm(features))

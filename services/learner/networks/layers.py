@@ -93,6 +93,26 @@ class Conv2D(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
         return tf.nn.bias_add(y, tf.cast(self.bias, x.dtype))
 
 
+class LayerNorm(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
+    """Zero mean and unit variance over each record's features, then scaled and shifted.
+
+    Ba et al. 2016 (arXiv 1607.06450). Computed in float32 at any precision.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Makes the variables for `size` features."""
+        super().__init__()
+        self.scale = tf.Variable(tf.ones([size]))
+        self.shift = tf.Variable(tf.zeros([size]))
+
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        """[N, size] to [N, size]."""
+        wide = tf.cast(x, tf.float32)
+        mean, variance = tf.nn.moments(wide, axes=[-1], keepdims=True)
+        y = tf.nn.batch_normalization(wide, mean, variance, self.shift, self.scale, 1e-6)
+        return tf.cast(y, x.dtype)
+
+
 class LstmCore(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
     """A long short-term memory whose state is zeroed at the first record of an episode.
 

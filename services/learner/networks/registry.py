@@ -46,7 +46,7 @@ def create(
         arguments that the network does not take, an observation that it cannot process, or
         outputs of another shape than promised.
     """
-    network_class = _find(network.name)
+    network_class = find(network.name)
     _check_arguments(network, network_class)
     tf.random.set_seed(seed)
     try:
@@ -82,7 +82,12 @@ def example_inputs(network: base.Network, batch_size: int = 1) -> base.NetworkIn
     )
 
 
-def _find(name: str) -> type[base.Network]:
+def find(name: str) -> type[base.Network]:
+    """The class of a network.
+
+    Raises:
+      NetworkError: An unknown name, or an import path that leads nowhere or not to a network.
+    """
     if name in NETWORKS:
         return NETWORKS[name]
     module_name, separator, class_name = name.partition(":")

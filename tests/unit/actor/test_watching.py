@@ -52,7 +52,7 @@ def test_heartbeats_arrive_in_pieces() -> None:
 
 
 def test_counters_survive_a_restart() -> None:
-    metrics = ActorMetrics(None)
+    metrics = ActorMetrics(None, "127.0.0.1")
     for steps in (10, 25, 0, 5):
         metrics.update([Heartbeat(running=True, steps=steps, environments=4, absent=1)])
     assert metrics._counters["steps"]._value.get() == 30

@@ -95,7 +95,8 @@ def test_an_update_worked_out_by_hand(tmp_path: pathlib.Path) -> None:
     agent.restore(save(tmp_path, zeros))
     for calls in (1, 2):
         action, parameters, state = act(agent, np.ones((5, 3), np.float32))
-        assert (action.shape, action.dtype) == ((5, 1), np.int32)
+        assert action.shape == (5, 1)
+        assert action.dtype == np.int32
         assert parameters.tolist() == [[0.0] * 4] * 5
         assert state == ()
         assert agent.variables()["act_calls"] == calls

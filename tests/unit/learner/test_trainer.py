@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Training:
         slots: int = 2,
         agents: int = 1,
         frames_per_step: int = 1,
-        **settings: object,
+        **settings: Any,
     ) -> None:
         self.harness = Harness(
             slots=slots,

@@ -1,0 +1,73 @@
+"""Every kind of space is trained on by the whole system, for a few updates."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import pytest
+
+from tests.e2e import runs
+
+SMALL = (
+    "--set=actor.environments_per_group=2",
+    "--set=learner.unroll_length=8",
+    "--set=learner.batch_size=2",
+    "--set=learner.checkpoint_interval_seconds=1000",
+)
+
+
+def trains(
+    tmp_path: pathlib.Path, environment: str, *arguments: str, frames: int = 600
+) -> dict[str, int]:
+    """Trains and returns the checkpoint's counters."""
+    summary = runs.train(
+        tmp_path,
+        "cartpole",
+        f"--frames={frames}",
+        f"--set=actor.environment=tests.e2e.environments:{environment}",
+        *SMALL,
+        *arguments,
+    )
+    assert frames <= summary["frames"] < frames + 2 * 8
+    log = (pathlib.Path(summary["run"]) / "actor-0.log").read_text()
+    assert "is being replaced" not in log, log
+    values = runs.all_scalars(summary["run"])
+    assert {"training/loss", "training/entropy", "training/gradient_norm"} <= values.keys()
+    wrong = {name: v for name, v in values.items() if not all(map(math.isfinite, v))}
+    assert wrong == {}
+    assert values["training/gradient_norm"][-1] > 0
+    counters = runs.counters(summary["run"])
+    assert counters["updates"] == summary["updates"] >= frames // 16
+    return counters
+
+
+@pytest.mark.parametrize("environment", ["dictionary", "tuples", "boxes"])
+def test_gymnasium_spaces(environment: str, tmp_path: pathlib.Path) -> None:
+    trains(tmp_path, environment, "--set=learner.network.arguments={sizes: [16]}")
+
+
+def test_two_agents_with_stacked_images(tmp_path: pathlib.Path) -> None:
+    journal = tmp_path / "journal"
+    counters = trains(
+        tmp_path,
+        "StackedPair",
+        f"--set=actor.environment_arguments={{journal: {journal}}}",
+        "--set=learner.network={name: impala_shallow, arguments: {lstm_size: 16}}",
+        frames=200,
+    )
+    # A step of the environment is two agents' steps and one frame.
+    assert counters["frames"] == counters["steps"] // 2
+    stepped = journal.stat().st_size
+    # What lies beyond: two unrolls, and the one being made, of 8 steps in 4 environments.
+    assert counters["frames"] <= stepped <= counters["frames"] + 3 * 8 * 4 + 8
+
+
+def test_an_unsupported_space_ends_the_run_by_name(tmp_path: pathlib.Path) -> None:
+    process = runs.start(
+        tmp_path, "cartpole", "--set=actor.environment=tests.e2e.environments:text"
+    )
+    errors = runs.fail(process)
+    assert "UnsupportedSpaceError: observation 'words/first' has space Text(" in errors
+    assert "a Text; allowed: Box, Discrete, MultiDiscrete, MultiBinary" in errors
+    assert runs.processes(tmp_path) == {}

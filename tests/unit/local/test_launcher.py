@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+
+import pytest
+
+from services.local import launcher
+
+
+def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(
+    tmp_path: pathlib.Path,
+) -> None:
+    directory = tmp_path / "not" / "there"
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(lambda _: launcher.new_run(directory, "cartpole"), range(16)))
+    assert len(set(runs)) == 16
+    assert set(directory.iterdir()) == set(runs)
+
+
+def test_the_newest_run_is_of_the_experiment_and_was_run_last(tmp_path: pathlib.Path) -> None:
+    for age, name in enumerate(
+        (
+            "football-smm-20261129-193804",
+            "football-11v11-20261129-193804",
+            "football-20261129-190000",
+            "football-20261129-193804-1",
+            "football-20261129-193804",
+        )
+    ):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "experiment.yaml").write_text("")
+        os.utime(run / "experiment.yaml", (1e9 - age, 1e9 - age))
+    (tmp_path / "football-20261129-200000").mkdir()  # never began
+    newest = launcher.newest_run(tmp_path, "football")
+    assert newest.name == "football-20261129-190000"
+    with pytest.raises(launcher.LaunchError, match="no run of 'cartpole' in .* to resume"):
+        launcher.newest_run(tmp_path, "cartpole")

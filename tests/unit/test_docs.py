@@ -1,0 +1,239 @@
+"""README.md and docs/ name only what exists: metrics, settings, targets, options, files, code."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+import re
+import types
+import typing
+import urllib.request
+from collections.abc import Iterator
+
+import prometheus_client
+import pydantic
+import pytest
+import yaml
+
+from services.actor.metrics import ActorMetrics
+from services.learner.reports import Reports
+from services.learner.statistics import Statistics
+from services.learner.step_store import StepStore, StoreLayout
+from services.local import cli
+from services.shared import config
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+pages = pytest.mark.parametrize("page", TEXTS)
+
+
+def _blocks(page: str, language: str) -> list[str]:
+    return [body for kind, body in FENCE.findall(TEXTS[page]) if kind == language]
+
+
+def _prose(page: str) -> str:
+    return FENCE.sub("", TEXTS[page])
+
+
+def _spans(page: str) -> list[str]:
+    """What stands in backticks."""
+    return re.findall(r"`([^`\n]+)`", _prose(page))
+
+
+def _commands(page: str) -> list[str]:
+    """Lines of code blocks without a language, and what stands in backticks."""
+    lines = [line for block in _blocks(page, "") for line in block.splitlines()]
+    return lines + _spans(page)
+
+
+def test_there_are_pages_and_they_name_things() -> None:
+    assert len(PAGES) >= 4
+    assert sum(len(_spans(page)) for page in TEXTS) > 100
+
+
+# Metrics.
+
+
+class _Service:
+    """What a collector asks a learner for."""
+
+    def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
+        self.statistics = Statistics(2, registry)
+        spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
+        self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
+
+    def status(self) -> inference_pb2.GetStatusResponse:
+        cpu = inference_pb2.CpuSeconds(environment=1)
+        return inference_pb2.GetStatusResponse(cpu_seconds=cpu)
+
+
+@pytest.fixture(scope="module")
+def metrics() -> set[str]:
+    """Names of all metrics and samples of a learner and an actor."""
+    reports = Reports(config.LearnerConfig(metrics_port=None))
+    reports.serve_metrics(_Service(reports.registry))  # type: ignore[arg-type]
+    texts = [prometheus_client.generate_latest(reports.registry).decode()]
+    actor = ActorMetrics(0, "127.0.0.1")
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{actor.port}/metrics") as response:
+            texts.append(response.read().decode())
+    finally:
+        actor.close()
+    names = set(re.findall(r"^(?:# (?:HELP|TYPE) )?(seedpod_\w+)", "\n".join(texts), re.MULTILINE))
+    assert {"seedpod_frames_per_second", "seedpod_actor_workers"} <= names
+    return names
+
+
+@pages
+def test_metrics_exist(page: str, metrics: set[str]) -> None:
+    named = set(re.findall(r"\bseedpod_[a-z0-9_]+", TEXTS[page]))
+    assert named <= metrics
+
+
+# Settings.
+
+
+def _models(annotation: object) -> Iterator[type[pydantic.BaseModel]]:
+    """The models among an annotation's alternatives."""
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)
+
+
+def _exists(keys: list[str], model: type[pydantic.BaseModel]) -> bool:
+    field = model.model_fields.get(keys[0])
+    if field is None:
+        return False
+    if len(keys) == 1:
+        return True
+    if typing.get_origin(field.annotation) is dict:  # free: arguments of one's own code
+        return True
+    return any(_exists(keys[1:], child) for child in _models(field.annotation))
+
+
+@pages
+def test_settings_exist(page: str) -> None:
+    named = set(re.findall(r"\b(?<![./])(?:actor|learner|local)(?:\.\w+)+", _code(page)))
+    names = {name for name in named if not name.endswith((".log", ".py"))}
+    unknown = [name for name in names if not _exists(name.split("."), config.Experiment)]
+    assert not unknown
+
+
+def _code(page: str) -> str:
+    return "\n".join(_commands(page))
+
+
+def test_the_readme_names_settings() -> None:
+    assert "learner.metrics_port" in _code("README.md")
+    assert not _exists(["learner", "no_such_key"], config.Experiment)
+    assert _exists(["learner", "vtrace", "entropy", "cost", "initial"], config.Experiment)
+
+
+@pages
+def test_overrides_are_valid(page: str) -> None:
+    found = re.findall(r"--set (?:'([^']+)'|(\S+=\S+))", _code(page))
+    for quoted, plain in found:
+        config.load("cartpole", [quoted or plain])
+
+
+def test_the_presets_are_listed() -> None:
+    table = _prose("README.md").split("| preset |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE) == config.presets()
+
+
+def test_an_example_experiment_is_valid() -> None:
+    paths = sorted((ROOT / "examples").glob("*.yaml"))
+    assert paths
+    for path in paths:
+        assert config.load(str(path)).name == path.stem
+
+
+# Commands.
+
+
+@pages
+def test_make_targets_exist(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = {m for line in _commands(page) for m in re.findall(r"^make ([a-z][a-z-]*)", line)}
+    assert named <= targets
+
+
+def _help(subcommand: str) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), pytest.raises(SystemExit):
+        cli.main([subcommand, "--help"])
+    return output.getvalue()
+
+
+@pages
+def test_options_of_the_command_exist(page: str) -> None:
+    for line in _commands(page):
+        command = re.search(r"\bseedpod (\w+)( .*|)$", line)
+        if command is None:
+            continue
+        text = _help(command[1])
+        for option in re.findall(r"(?<!\S)(--[a-z-]+)", command[2]):
+            assert option in text, line
+
+
+# Files and code.
+
+
+def _anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pages
+def test_links_resolve(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), target
+        assert not anchor or anchor in _anchors(path.read_text(encoding="utf-8")), target
+
+
+@pages
+def test_named_files_and_modules_exist(page: str) -> None:
+    for span in _spans(page):
+        if re.fullmatch(r"(services|tests|examples|scripts|protos|docs)/[\w./-]+", span):
+            assert (ROOT / span).exists(), span
+        for module in re.findall(r"\b(?:python -m |)((?:services|tests|examples)(?:\.\w+)+)", span):
+            assert _is_module(module), span
+
+
+def _is_module(name: str) -> bool:
+    """A module, or a name inside of one."""
+    parts = name.split(".")
+    for count in (len(parts), len(parts) - 1):
+        path = ROOT.joinpath(*parts[:count])
+        if path.is_dir() or path.with_suffix(".py").is_file():
+            return True
+    return False
+
+
+@pages
+def test_python_is_an_example_or_runs(page: str) -> None:
+    examples = {path.read_text() for path in (ROOT / "examples").glob("*.py")}
+    for block in _blocks(page, "python"):
+        if block in examples:
+            continue
+        module = types.ModuleType("block")
+        exec(compile(block, page, "exec"), module.__dict__)
+
+
+@pages
+def test_yaml_is_valid(page: str) -> None:
+    for block in _blocks(page, "yaml"):
+        yaml.safe_load(block)
