@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -40,6 +41,8 @@ _CONTROL_TIMEOUT_SECONDS = {Method.JOIN: 300.0, Method.OPEN: 60.0, Method.STATUS
 _STOP_GRACE_SECONDS = 2.0
 # Plain integers: numpy compares with them several times faster than with an enum's members.
 _FIRST, _LAST, _ABSENT = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABSENT)
+
+RpcMethod = Callable[[Any, Any], Awaitable[Any]]
 
 _log = logging.getLogger(__name__)
 
@@ -222,9 +225,6 @@ class FrontEnd:
         assert store is not None
         counters = store.counters[self._index]
         counters[COUNTERS.index("streams")] += 1
-        task = asyncio.current_task()
-        assert task is not None, "gRPC runs each call in a task"
-        self._calls.add(task)
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
                 await context.write(await self._step(stream, store, counters, message))
@@ -233,17 +233,30 @@ class FrontEnd:
         except StatusError as error:
             counters[COUNTERS.index("rejected")] += error.code is grpc.StatusCode.INVALID_ARGUMENT
             await context.abort(error.code, error.message)
-        except asyncio.CancelledError:
-            if not self._stopping:
-                raise
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the learner is ending")
         finally:
-            self._calls.discard(task)
             counters[COUNTERS.index("streams")] -= 1
             self._close(stream)
 
-    def end_streams(self) -> None:
-        """Ends all Act calls; left to the server's stop, each would log a traceback."""
+    def endable(self, method: RpcMethod) -> RpcMethod:
+        """Makes a method one that `end_calls` ends."""
+
+        async def call(request: Any, context: Any) -> Any:
+            task = asyncio.current_task()
+            assert task is not None, "gRPC runs each call in a task"
+            self._calls.add(task)
+            try:
+                return await method(request, context)
+            except asyncio.CancelledError:
+                if not self._stopping:
+                    raise
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the learner is ending")
+            finally:
+                self._calls.discard(task)
+
+        return call
+
+    def end_calls(self) -> None:
+        """Ends all calls; left to the server's stop, each would log a traceback."""
         self._stopping = True
         for task in self._calls:
             task.cancel()
@@ -397,9 +410,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
         options=rpc.server_options(arguments.keepalive_seconds, reuse_port=True)
     )
     handlers = {
-        "Join": grpc.unary_unary_rpc_method_handler(front_end.join),
-        "GetStatus": grpc.unary_unary_rpc_method_handler(front_end.get_status),
-        "Act": grpc.stream_stream_rpc_method_handler(front_end.act),
+        "Join": grpc.unary_unary_rpc_method_handler(front_end.endable(front_end.join)),
+        "GetStatus": grpc.unary_unary_rpc_method_handler(front_end.endable(front_end.get_status)),
+        "Act": grpc.stream_stream_rpc_method_handler(front_end.endable(front_end.act)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     health_servicer = health.aio.HealthServicer()
@@ -419,7 +432,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     ends = [loop.create_task(e.wait()) for e in (stop, front_end.learner_gone)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await health_servicer.enter_graceful_shutdown()
-    front_end.end_streams()
+    front_end.end_calls()
     await server.stop(_STOP_GRACE_SECONDS)
     for task in (*tasks, *ends):
         task.cancel()

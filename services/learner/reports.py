@@ -140,6 +140,15 @@ class _LearnerCollector(Collector):
                 yield CounterMetricFamily(
                     f"seedpod_front_end_{COUNTERS[i]}", "Of all front ends", value=totals[i]
                 )
+        if (assembler := self._service.assembler) is not None:
+            yield GaugeMetricFamily(
+                "seedpod_unrolls_waiting", "Finished, not taken by training", value=len(assembler)
+            )
+            yield CounterMetricFamily(
+                "seedpod_dropped_records",
+                "Of unrolls that an environment's loss left unfinished",
+                value=assembler.dropped_records,
+            )
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)

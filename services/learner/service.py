@@ -358,6 +358,11 @@ class LearnerService:
         return self._store
 
     @property
+    def assembler(self) -> unrolls.UnrollAssembler | None:
+        """What cuts records into unrolls, once there is one."""
+        return self._assembler
+
+    @property
     def statistics(self) -> Statistics:
         """The counters."""
         return self._statistics

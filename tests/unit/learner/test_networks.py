@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from services.learner import preprocess
-from services.learner.networks import base, registry
+from services.learner.networks import base, layers, registry
 from services.shared import config, specs
 from services.shared.specs import DataType, TensorSpec
 
@@ -253,3 +253,13 @@ def test_errors_name_what_was_given_and_allowed(
 ) -> None:
     with pytest.raises(registry.NetworkError, match=message):
         _create(name, observation, **arguments)
+
+
+def test_layer_norm_by_hand() -> None:
+    norm = layers.LayerNorm(2)
+    norm.scale.assign([1.0, 2.0])
+    norm.shift.assign([0.0, 10.0])
+    # Mean 3 and deviation 1; mean 0 and deviation 2.
+    np.testing.assert_allclose(
+        norm(tf.constant([[2.0, 4.0], [-2.0, 2.0]])), [[-1.0, 12.0], [-1.0, 12.0]], atol=1e-5
+    )
