@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -72,6 +73,14 @@ def train(
 ) -> dict[str, Any]:
     """Runs `seedpod train` to its end and returns the summary."""
     return finish(start(runs, experiment, *arguments), timeout)
+
+
+def interrupt(process: subprocess.Popen[str], group: bool) -> float:
+    """Sends Ctrl-C, as a terminal does to the whole group; returns the seconds until the end."""
+    started = time.monotonic()
+    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+    process.wait(timeout=60)
+    return time.monotonic() - started
 
 
 def logs(errors: str) -> str:

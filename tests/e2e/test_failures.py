@@ -21,7 +21,7 @@ def test_killed_services_are_restarted(tmp_path: pathlib.Path) -> None:
         "--set=learner.max_slots=16",
         "--set=learner.lease_grace_seconds=1",
         "--set=learner.checkpoint_interval_seconds=0.5",
-        "--set=learner.total_frames=1000000",
+        "--frames=10000",
     )
     folder = runs.folder(tmp_path)
     runs.wait_for_frames(process, 200)
@@ -31,25 +31,22 @@ def test_killed_services_are_restarted(tmp_path: pathlib.Path) -> None:
     runs.wait_for(lambda: not any(w.is_running() for w in workers), "its workers to end", 5)
     frames = runs.status(process).frames
     runs.wait_for_frames(process, frames + 500)
-    log = (folder / "actor-0.log").read_text()
-    assert log.count("leased 16 slots") == 2, log
+    actor_log, learner_log = folder / "actor-0.log", folder / "learner.log"
+    assert actor_log.read_text().count("leased 16 slots") == 2
 
-    runs.wait_for(lambda: runs.counters(folder), "a checkpoint")
-    saved = runs.counters(folder)
+    saved = runs.wait_for(lambda: runs.counters(folder), "a checkpoint")
     (learner,) = runs.descendants(process.pid, "services.learner")
     learner.send_signal(signal.SIGKILL)
-    learner_log = folder / "learner.log"
-    runs.wait_for(lambda: "resumed from" in learner_log.read_text(), "the learner to resume")
-    resumed_at = int(learner_log.read_text().split("resumed from")[1].split()[2])
-    assert resumed_at >= saved["frames"] > 0
-    # The actor is another's no more: it joins the new learner.
-    runs.wait_for_frames(process, resumed_at + 500)
-    assert (folder / "actor-0.log").read_text().count("leased 16 slots") == 3
-    process.terminate()
     summary = runs.finish(process)
+    assert 10000 <= summary["frames"] < 10064
+    # The actor is another's no more: it has joined the new learner.
+    assert actor_log.read_text().count("leased 16 slots") == 3
+    resumed_at = int(learner_log.read_text().split("resumed from")[1].split()[2])
+    assert saved["frames"] <= resumed_at < 10000
     counters = runs.counters(folder)
-    assert counters["frames"] == summary["frames"] > resumed_at + 500
-    assert counters["steps"] <= counters["updates"] * 64
+    assert counters["frames"] == counters["steps"] == summary["frames"]
+    # Each update takes 64 steps, of which few lead from an episode to the next.
+    assert counters["updates"] * 64 * 0.8 < counters["steps"] <= counters["updates"] * 64
     assert runs.processes(tmp_path) == {}
 
 

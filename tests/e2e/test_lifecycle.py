@@ -1,11 +1,8 @@
-"""How runs begin, end and go on: `--frames`, Ctrl-C and `--resume`."""
+"""How runs end: by `--frames` and by an early Ctrl-C."""
 
 from __future__ import annotations
 
-import os
 import pathlib
-import signal
-import time
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ from tests.e2e import runs
 BATCH_FRAMES = 64
 SHARED_MEMORY = pathlib.Path("/dev/shm")
 ENDLESS = "--frames=100000000"
-QUICK = ("--set=learner.checkpoint_interval_seconds=0.5", "--set=learner.checkpoints_to_keep=2")
 
 
 def check_summary(summary: dict[str, Any], frames: int) -> None:
@@ -32,27 +28,6 @@ def check_summary(summary: dict[str, Any], frames: int) -> None:
     checkpoint = pathlib.Path(summary["checkpoint"])
     assert (checkpoint / "meta.json").exists()
     assert checkpoint.parent.parent == pathlib.Path(summary["run"])
-
-
-def interrupt(process: Any, group: bool) -> float:
-    """Ctrl-C; returns the seconds until the end."""
-    started = time.monotonic()
-    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
-    process.wait(timeout=60)
-    return time.monotonic() - started
-
-
-def check_ended(
-    process: Any, tmp_path: pathlib.Path, at_least: int
-) -> tuple[dict[str, Any], dict[str, int]]:
-    """What an interrupted run left behind."""
-    summary = runs.finish(process)
-    counters = runs.counters(summary["run"])
-    assert counters["frames"] == summary["frames"] > at_least
-    assert counters["updates"] == summary["updates"]
-    assert summary["failure"] is None
-    assert runs.processes(tmp_path) == {}
-    return summary, counters
 
 
 def test_two_runs_at_once_end_after_their_frames_and_leave_nothing(tmp_path: pathlib.Path) -> None:
@@ -76,44 +51,10 @@ def test_two_runs_at_once_end_after_their_frames_and_leave_nothing(tmp_path: pat
     assert set(SHARED_MEMORY.iterdir()) <= shared_memory
 
 
-def test_ctrl_c_and_resume(tmp_path: pathlib.Path) -> None:
-    process = runs.start(tmp_path, "cartpole", ENDLESS, *QUICK)
-    runs.wait_for_frames(process, 500)
-    assert interrupt(process, group=False) < 20
-    summary, before = check_ended(process, tmp_path, 500)
-
-    # The newest run, by the experiment's name; then Ctrl-C as a terminal sends it.
-    process = runs.start(tmp_path, "cartpole", ENDLESS, "--resume")
-    runs.wait_for_frames(process, before["frames"] + 500)
-    assert interrupt(process, group=True) < 20
-    resumed, after = check_ended(process, tmp_path, before["frames"] + 500)
-    assert resumed["run"] == summary["run"]
-    # Each update is 64 steps at most, and none is lost or made twice.
-    for counters in (before, after):
-        assert counters["updates"] * BATCH_FRAMES * 0.8 < counters["steps"]
-        assert counters["steps"] <= counters["updates"] * BATCH_FRAMES
-    assert after["episodes"] > before["episodes"]
-    log = pathlib.Path(summary["run"], "learner.log").read_text()
-    assert f"checkpoint-{before['updates']:012d} at {before['frames']} frames" in log
-
-    # That folder, to an end this time.
-    frames = after["frames"] + 300
-    last = runs.train(tmp_path, "cartpole", f"--resume={summary['run']}", f"--frames={frames}")
-    assert frames <= last["frames"] < frames + BATCH_FRAMES
-    assert last["updates"] >= after["updates"] + 300 // BATCH_FRAMES
-
-    # A run that is finished ends at once; nothing is trained.
-    final = runs.train(tmp_path, "cartpole", f"--resume={summary['run']}", f"--frames={frames}")
-    assert [final[k] for k in ("frames", "updates", "episodes", "checkpoint")] == [
-        last[k] for k in ("frames", "updates", "episodes", "checkpoint")
-    ]
-    assert runs.processes(tmp_path) == {}
-
-
 def test_ctrl_c_before_training_began(tmp_path: pathlib.Path) -> None:
     process = runs.start(tmp_path, "cartpole", ENDLESS)
     runs.wait_for(lambda: runs.descendants(process.pid, "services.learner"), "the learner")
-    assert interrupt(process, group=True) < 20
+    assert runs.interrupt(process, group=True) < 20
     summary = runs.finish(process)
     assert summary["frames"] == 0
     assert runs.counters(summary["run"]) == {}

@@ -36,6 +36,8 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
         # At most two unrolls of each slot and a batch of 4 wait, 36 unrolls, 9 updates.
         ("policy_lag", 0, 10),
         ("held_groups", 0, 2),
+        ("unrolls_waiting", 0, 16),
+        ("dropped_records_total", 0, 0),
         ("training_busy", 0.001, 1),
         ("inference_busy", 0.001, 1),
         ("front_end_rejected_total", 0, 0),
