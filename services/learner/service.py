@@ -63,7 +63,7 @@ class LearnerService:
         self._statistics = Statistics(
             self._config.max_slots, self._reports.registry, keep_episodes=evaluation is not None
         )
-        self._transport = Transport(self._config, self._check_join, self.status)
+        self._transport = Transport(self._config, self._check_join, self.status, self._fail)
         self._build_lock = threading.Lock()
         self._spec: EnvironmentSpec | None = None
         self._store: StepStore | None = None

@@ -57,7 +57,11 @@ class Transport:
     """
 
     def __init__(
-        self, config: LearnerConfig, check_join: JoinHandler, status: StatusHandler
+        self,
+        config: LearnerConfig,
+        check_join: JoinHandler,
+        status: StatusHandler,
+        failed: Callable[[Exception], None],
     ) -> None:
         """Claims the port.
 
@@ -66,6 +70,7 @@ class Transport:
           check_join: Called with each JoinRequest; raises StatusError to refuse it. It may
             take long (the first one makes the learner build its network).
           status: Makes the answer to GetStatus.
+          failed: Called if the control thread, and the front ends with it, has to end.
 
         Raises:
           OSError: Another process serves on the port.
@@ -75,6 +80,7 @@ class Transport:
         self._config = config
         self._check_join = check_join
         self._status = status
+        self._failed = failed
         self._port_holder, self.address = _claim_port(config.address)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
@@ -155,6 +161,16 @@ class Transport:
             os.eventfd_write(self._front_ends[index].answer_fd, 1)
 
     def _run(self) -> None:
+        try:
+            self._control()
+        except Exception as error:  # nobody could join or open a stream any more
+            _log.exception("the control thread failed")
+            self._started.set()
+            self._failed(error)
+        finally:
+            self._terminate()
+
+    def _control(self) -> None:
         with selectors.DefaultSelector() as selector:
             for index in range(self._config.front_ends):
                 front_end = self._spawn(index)
@@ -181,7 +197,6 @@ class Transport:
                         selector.register(
                             self._front_ends[index].control, selectors.EVENT_READ, index
                         )
-        self._terminate()
 
     def _spawn(self, index: int) -> _FrontEnd:
         ours, theirs = control.pair()

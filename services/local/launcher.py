@@ -8,6 +8,7 @@ as it was run, checkpoints, TensorBoard events and a log file for each process.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import json
 import logging
 import pathlib
@@ -166,6 +167,20 @@ def _launch(
     learner_arguments: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     run.mkdir(parents=True, exist_ok=True)
+    with (run / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(f"{run}: another seedpod runs in this folder") from None
+        return _launch_locked(experiment, run, screen, learner_arguments)
+
+
+def _launch_locked(
+    experiment: config.Experiment,
+    run: pathlib.Path,
+    screen: view.View,
+    learner_arguments: tuple[str, ...],
+) -> dict[str, Any]:
     document = run / "experiment.yaml"
     document.write_text(config.dump(place(experiment, run)))
     stop = threading.Event()

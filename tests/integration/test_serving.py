@@ -41,7 +41,7 @@ class Learner:
                 **settings,
             }
         )
-        self.transport = Transport(config, lambda _: None, inference_pb2.GetStatusResponse)
+        self.transport = Transport(config, lambda _: None, inference_pb2.GetStatusResponse, print)
         self.harness = Harness(slots=slots, transport=self.transport, config=config)
         self.transport.start()
         self.transport.publish(self.harness.store)
@@ -230,7 +230,7 @@ def test_health(learner: Learner) -> None:
 def test_a_second_learner_on_the_port_is_refused(learner: Learner) -> None:
     config = LearnerConfig(address=learner.transport.address)
     with pytest.raises(OSError, match="is a learner running"):
-        Transport(config, lambda _: None, inference_pb2.GetStatusResponse)
+        Transport(config, lambda _: None, inference_pb2.GetStatusResponse, print)
 
 
 def test_a_killed_front_end_is_replaced_and_actors_go_on() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import concurrent.futures
+import fcntl
 import os
 import pathlib
 
 import pytest
 
 from services.local import launcher
+from services.shared import config
 
 
 def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(
@@ -38,3 +40,12 @@ def test_the_newest_run_is_of_the_experiment_and_was_run_last(tmp_path: pathlib.
     assert newest.name == "football-20261129-190000"
     with pytest.raises(launcher.LaunchError, match=r"no run of 'cartpole' in .* to resume"):
         launcher.newest_run(tmp_path, "cartpole")
+
+
+def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
+    experiment = config.load("cartpole")
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(launcher.LaunchError, match="another seedpod runs in this folder"):
+            launcher.train(experiment, tmp_path)
+    assert not (tmp_path / "experiment.yaml").exists()
