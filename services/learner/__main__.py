@@ -65,7 +65,11 @@ def main() -> int:
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.request_stop())
-    return service.run()
+    try:
+        return service.run()
+    except OSError as error:  # a metrics port that is taken, for example
+        print(f"learner: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -172,7 +172,8 @@ def save(
     """Writes a checkpoint and removes all but the newest.
 
     It is written under another name, forced to disk, then renamed: a learner that is killed at
-    any moment leaves either all of it or nothing that would be restored.
+    any moment leaves either all of it or nothing that would be restored. If there is one of the
+    same update, the weights are the same, and it stays.
 
     Args:
       directory: Where checkpoints go; made if it does not exist.
@@ -190,6 +191,8 @@ def save(
     """
     root = pathlib.Path(directory)
     name = f"checkpoint-{counters['updates']:012d}"
+    if (root / name).exists():
+        return root / name
     temporary = root / f"{_TEMPORARY_PREFIX}{name}"
     objects = sorted(key for key, array in variables.items() if array.dtype.hasobject)
     if objects:
@@ -211,7 +214,8 @@ def save(
             text_file.flush()
             os.fsync(text_file.fileno())
         _force_directory(temporary)
-        _put_in_place(temporary, root / name)
+        temporary.rename(root / name)
+        _force_directory(root)
         for old in _complete(root)[:-keep]:
             shutil.rmtree(old)
     except OSError as error:
@@ -316,17 +320,6 @@ def _complete(root: pathlib.Path) -> list[pathlib.Path]:
     if not root.is_dir():
         return []
     return sorted(path for path in root.iterdir() if _NAME.fullmatch(path.name))
-
-
-def _put_in_place(temporary: pathlib.Path, final: pathlib.Path) -> None:
-    """Renames a complete directory; one of the same name makes room first."""
-    replaced = final.with_name(f"{_TEMPORARY_PREFIX}replaced-{final.name}")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        final.rename(replaced)
-    temporary.rename(final)
-    _force_directory(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _sha256(path: pathlib.Path) -> str:

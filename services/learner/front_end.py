@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
+import collections
 import itertools
 import json
 import logging
@@ -39,6 +39,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_nam
 # The learner answers a Join when its network is built, which the first Join sets off.
 _CONTROL_TIMEOUT_SECONDS = {Method.JOIN: 300.0, Method.OPEN: 60.0, Method.STATUS: 30.0}
 _STOP_GRACE_SECONDS = 2.0
+_MAX_GROUP_DIGITS = 9
 # Plain integers: numpy compares with them several times faster than with an enum's members.
 _FIRST, _LAST, _ABSENT = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABSENT)
 
@@ -200,6 +201,7 @@ class FrontEnd:
         self._stopping = False
         self._identifiers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._outbox: collections.deque[Message] = collections.deque()
         self.learner_gone = asyncio.Event()
         loop = asyncio.get_running_loop()
         end.setblocking(False)
@@ -292,54 +294,87 @@ class FrontEnd:
     async def _open(self, context: Any) -> ActStream:
         metadata = dict(context.invocation_metadata() or ())
         lease = metadata.get(rpc.LEASE_METADATA)
-        group = metadata.get(rpc.GROUP_METADATA, "")
-        if not lease or not str(group).isdigit():
+        group = str(metadata.get(rpc.GROUP_METADATA, ""))
+        if not lease or not group.isdecimal() or len(group) > _MAX_GROUP_DIGITS:
             raise _invalid(
                 f"metadata {rpc.LEASE_METADATA!r} and {rpc.GROUP_METADATA!r} (a number) must name"
-                f" the lease and the group, given: {lease!r} and {group!r}"
+                f" the lease and the group, given: {lease!r} and {group[:32]!r}"
             )
-        payload = json.dumps({"lease": lease, "group": int(group)}).encode()
-        reply = json.loads(await self._call(Method.OPEN, payload))
+        future = self._ask(Method.OPEN, json.dumps({"lease": lease, "group": int(group)}).encode())
+        try:
+            # Shielded: an answer that comes after the call was cancelled is still heard of.
+            payload = await self._answer_in_time(Method.OPEN, asyncio.shield(future))
+        except BaseException:
+            future.add_done_callback(self._close_unwanted)
+            raise
+        reply = json.loads(payload)
         assert self._store is not None, "the learner sends the store before it grants a lease"
         stream = ActStream(self._store, reply["group"], reply["epoch"], reply["slots"])
         self._streams[stream.group] = stream
         return stream
 
+    def _close_unwanted(self, future: asyncio.Future[bytes]) -> None:
+        """Gives a group back that was opened for a call that had ended meanwhile."""
+        if not future.cancelled() and future.exception() is None:
+            reply = json.loads(future.result())
+            self._send_close(reply["group"], reply["epoch"])
+
     def _close(self, stream: ActStream) -> None:
         if self._streams.get(stream.group) is stream:
             del self._streams[stream.group]
-        payload = json.dumps({"group": stream.group, "epoch": stream.epoch}).encode()
-        with contextlib.suppress(OSError):
-            control.send(self._control, Message(0, Method.CLOSE, 0, payload))
+        self._send_close(stream.group, stream.epoch)
+
+    def _send_close(self, group: int, epoch: int) -> None:
+        payload = json.dumps({"group": group, "epoch": epoch}).encode()
+        self._send(Message(0, Method.CLOSE, 0, payload))
 
     async def _call_or_abort(self, method: Method, payload: bytes, context: Any) -> bytes:
         try:
-            return await self._call(method, payload)
+            if len(payload) > control.MAX_BYTES:
+                raise _invalid(
+                    f"{method.name} has {len(payload)} bytes, allowed: {control.MAX_BYTES}"
+                )
+            return await self._answer_in_time(method, self._ask(method, payload))
         except StatusError as error:
             await context.abort(error.code, error.message)
             raise
 
-    async def _call(self, method: Method, payload: bytes) -> bytes:
+    def _ask(self, method: Method, payload: bytes) -> asyncio.Future[bytes]:
+        """Sends a question to the learner; its answer, or StatusError, becomes the result."""
         identifier = next(self._identifiers) & 0xFFFFFFFF
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[identifier] = future
+        self._send(Message(identifier, method, 0, payload))
+        return future
+
+    async def _answer_in_time(self, method: Method, future: asyncio.Future[bytes]) -> bytes:
         timeout = _CONTROL_TIMEOUT_SECONDS[method]
         try:
-            control.send(self._control, Message(identifier, method, 0, payload))
             return await asyncio.wait_for(future, timeout)
-        except ValueError as error:
-            raise _invalid(str(error)) from None
         except TimeoutError:
             raise StatusError(
                 grpc.StatusCode.UNAVAILABLE,
                 f"the learner did not answer {method.name} within {timeout:.0f} s",
             ) from None
-        except OSError as error:
-            raise StatusError(
-                grpc.StatusCode.UNAVAILABLE, f"the learner is not there: {error}"
-            ) from None
-        finally:
-            self._waiting.pop(identifier, None)
+
+    def _send(self, message: Message) -> None:
+        """Sends to the learner, in order; what its socket cannot take now goes later."""
+        self._outbox.append(message)
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._outbox:
+                control.send(self._control, self._outbox[0])
+                self._outbox.popleft()
+        except BlockingIOError:
+            loop.add_writer(self._control, self._flush)
+            return
+        except OSError:  # the learner is gone; `_receive` notices, too
+            self._outbox.clear()
+        loop.remove_writer(self._control)
 
     def _receive(self) -> None:
         try:
@@ -362,7 +397,10 @@ class FrontEnd:
             if stream is not None and stream.epoch < document["epoch"]:
                 stream.revoked = True
                 stream.answered.set()
-        elif (future := self._waiting.get(message.identifier)) is not None and not future.done():
+        else:
+            future = self._waiting.pop(message.identifier, None)
+            if future is None or future.done():
+                return
             if message.status == 0:
                 future.set_result(message.payload)
             else:

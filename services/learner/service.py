@@ -36,6 +36,8 @@ from services.shared.specs import EnvironmentSpec
 
 # Actors hear of the end of training at their next request, which a slow environment delays.
 _FAREWELL_SECONDS = 15.0
+# One-hot vectors and logits of that length; more is a mistake of the environment's.
+_MAX_CATEGORIES = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -113,8 +115,8 @@ class LearnerService:
 
     def request_stop(self) -> None:
         """Ends `run` with a checkpoint; for signal handlers."""
+        # No more than this: a handler must not take a lock that the interrupted code may hold.
         self._stop_requested = True
-        self._wake.set()
 
     @property
     def _failure(self) -> Exception | None:
@@ -159,17 +161,7 @@ class LearnerService:
             spec = wire.environment_spec_from_proto(request.environment)
         except ValueError as error:
             raise StatusError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
-        group_bytes = (
-            request.environments_per_group
-            * spec.agents
-            * sum(tensor.storage_bytes for tensor in spec.observation)
-        )
-        if group_bytes > rpc.MAX_MESSAGE_BYTES - 65536:
-            raise StatusError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"a group's observations have {group_bytes} bytes, allowed:"
-                f" {rpc.MAX_MESSAGE_BYTES - 65536}; use more groups of fewer environments",
-            )
+        self._check_sizes(request, spec)
         with self._build_lock:
             if self._spec is None:
                 try:
@@ -184,6 +176,37 @@ class LearnerService:
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the actor's environments look like {spec}, this learner's like {self._spec}",
+            )
+
+    def _check_sizes(self, request: inference_pb2.JoinRequest, spec: EnvironmentSpec) -> None:
+        """Refuses what cannot be served, before the first Join fixes what this run looks like."""
+        environments, groups = request.environments_per_group, request.groups
+        if environments < 1 or groups < 1:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{groups} groups of {environments} environments, allowed: 1 or more of each",
+            )
+        slots = groups * environments * spec.agents
+        if slots > self._config.max_slots:
+            raise StatusError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{slots} env slots asked for by {request.actor_name!r}, this learner has"
+                f" {self._config.max_slots} (learner.max_slots)",
+            )
+        row_bytes = sum(tensor.storage_bytes for tensor in spec.observation)
+        group_bytes, allowed = environments * spec.agents * row_bytes, rpc.MAX_MESSAGE_BYTES - 65536
+        if group_bytes > allowed:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a group's observations have {group_bytes} bytes, allowed: {allowed}; use more"
+                " groups of fewer environments",
+            )
+        choices = getattr(spec.action, "num_values", (spec.action.size,))
+        largest = max(*choices, *(tensor.num_values for tensor in spec.observation))
+        if largest > _MAX_CATEGORIES:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{largest} actions or categories, allowed: {_MAX_CATEGORIES}",
             )
 
     def _build(self, spec: EnvironmentSpec) -> None:

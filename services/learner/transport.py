@@ -6,6 +6,7 @@ thread calls `wait`, `take` and `answer`.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -22,20 +23,24 @@ import time
 from collections.abc import Callable, Iterable
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from services.learner import control
 from services.learner.control import Message, Method
 from services.learner.fair_lock import FairLock
 from services.learner.leases import Group, LeaseTable
-from services.learner.step_store import StepStore
+from services.learner.step_store import COUNTERS, StepStore
 from services.shared.config import LearnerConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
-from services.shared.rpc import Backoff, StatusError
+from services.shared.rpc import StatusError
 
 JoinHandler = Callable[[inference_pb2.JoinRequest], None]
 StatusHandler = Callable[[], inference_pb2.GetStatusResponse]
 
 _STOP_SECONDS = 5.0
+# A front end that dies so often without a minute between cannot live here.
+_MAX_DEATHS_IN_A_ROW = 8
+_CALM_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +48,7 @@ _log = logging.getLogger(__name__)
 class _FrontEnd:
     process: subprocess.Popen[bytes]
     control: socket.socket
-    answer_fd: int
+    started: float
 
 
 class Transport:
@@ -86,6 +91,9 @@ class Transport:
         self._poll = select.poll()
         self._poll.register(self._wake_fd, select.POLLIN)
         self._front_ends: list[_FrontEnd] = []
+        # One for each front end, in the order of their numbers; its successor gets the same.
+        self._answer_fds: list[int] = []
+        self._deaths: collections.Counter[int] = collections.Counter()
         self._store: StepStore | None = None
         self._finished = False
         self._stopping = threading.Event()
@@ -158,7 +166,7 @@ class Transport:
                 self._store.answers[group.front_end].put(group.number, group.epoch)
                 touched.add(group.front_end)
         for index in touched:
-            os.eventfd_write(self._front_ends[index].answer_fd, 1)
+            os.eventfd_write(self._answer_fds[index], 1)
 
     def _run(self) -> None:
         try:
@@ -177,33 +185,32 @@ class Transport:
                 self._front_ends.append(front_end)
                 selector.register(front_end.control, selectors.EVENT_READ, index)
             self._started.set()
-            backoff = Backoff()
-            last_restart = time.monotonic()
+            restarts: dict[int, float] = {}
             while not self._stopping.is_set():
                 if self.leases.expired():  # GetStatus shall not wait for a batch without need
                     with self.lock:
                         self.leases.expire()
                 for key, _ in selector.select(timeout=0.2):
-                    index = key.data
-                    if self._serve(index):
-                        continue
-                    selector.unregister(self._front_ends[index].control)
-                    if time.monotonic() - last_restart > 60:
-                        backoff.reset()
-                    self._stopping.wait(backoff.next())
-                    last_restart = time.monotonic()
-                    if not self._stopping.is_set():
-                        self._replace(index)
-                        selector.register(
-                            self._front_ends[index].control, selectors.EVENT_READ, index
-                        )
+                    if not self._serve(key.data):
+                        selector.unregister(key.fileobj)
+                        restarts[key.data] = time.monotonic() + self._bury(key.data)
+                for index in [i for i, at in restarts.items() if at <= time.monotonic()]:
+                    del restarts[index]
+                    self._revive(index)
+                    control_end = self._front_ends[index].control
+                    selector.register(control_end, selectors.EVENT_READ, index)
 
     def _spawn(self, index: int) -> _FrontEnd:
+        while len(self._answer_fds) <= index:
+            self._answer_fds.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         ours, theirs = control.pair()
         # The learner answers with a deadline of its own, rather than hang on a stopped process.
         ours.settimeout(5.0)
-        answer_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        fds = {"control": theirs.fileno(), "wake": self._wake_fd, "answer": answer_fd}
+        fds = {
+            "control": theirs.fileno(),
+            "wake": self._wake_fd,
+            "answer": self._answer_fds[index],
+        }
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -220,24 +227,42 @@ class Transport:
             process_group=0,
         )
         theirs.close()
-        return _FrontEnd(process, ours, answer_fd)
+        return _FrontEnd(process, ours, time.monotonic())
 
-    def _replace(self, index: int) -> None:
-        old = self._front_ends[index]
-        old.control.close()
-        old.process.kill()
-        status = old.process.wait()
-        os.close(old.answer_fd)
-        _log.warning("front end %d ended with status %d; starting another", index, status)
-        with self.lock:
+    def _bury(self, index: int) -> float:
+        """Takes a dead front end out of service; returns the seconds to wait before the next."""
+        front_end = self._front_ends[index]
+        front_end.process.kill()
+        status = front_end.process.wait()
+        with self.lock:  # no answer is under way to it
             for group in list(self.leases.groups.values()):
                 if group.front_end == index:
                     self.leases.close(group.number, group.epoch)
             if self._store is not None:
-                self._store.counters[index, 0] = 0
-            self._front_ends[index] = self._spawn(index)
+                self._store.counters[index, COUNTERS.index("streams")] = 0
+            front_end.control.close()
+        if time.monotonic() - front_end.started > _CALM_SECONDS:
+            self._deaths[index] = 0
+        self._deaths[index] += 1
+        if self._deaths[index] > _MAX_DEATHS_IN_A_ROW:
+            raise RuntimeError(
+                f"front end {index} ended with status {status}, the"
+                f" {self._deaths[index]}th time in a row"
+            )
+        wait: float = min(10.0, 0.1 * 2 ** self._deaths[index])
+        _log.warning(
+            "front end %d ended with status %d; starting another in %.1f s", index, status, wait
+        )
+        return wait
+
+    def _revive(self, index: int) -> None:
+        front_end = self._spawn(index)
+        with self.lock:
+            # The same eventfd: the inference thread may write to it at any time.
+            self._front_ends[index] = front_end
             if self._store is not None:
-                self._send_store(self._front_ends[index], self._store)
+                self._store.answers[index].take()
+                self._send_store(front_end, self._store)
 
     def _serve(self, index: int) -> bool:
         end = self._front_ends[index].control
@@ -279,6 +304,9 @@ class Transport:
             payload = self._join(request).SerializeToString()
         except StatusError as error:
             status, payload = error.code.value[0], error.message.encode()
+        except DecodeError as error:
+            status = grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            payload = f"not a JoinRequest: {error}".encode()
         except Exception as error:  # whatever it is, the actor shall hear of it
             _log.exception("Join failed")
             status, payload = grpc.StatusCode.INTERNAL.value[0], str(error).encode()
@@ -348,8 +376,11 @@ class Transport:
 def _claim_port(address: str) -> tuple[socket.socket, str]:
     """Holds the port for the front ends, which share it, and refuses it to another learner."""
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit():
-        raise ValueError(f"learner.address is {address!r}, must look like localhost:50051")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise ValueError(
+            f"learner.address is {address!r}, must look like localhost:50051, with a port of at"
+            " most 65535"
+        )
     family, kind, _, _, where = socket.getaddrinfo(
         host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]

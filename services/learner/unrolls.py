@@ -143,6 +143,9 @@ class UnrollAssembler:
         for target, part in zip(self._start_state, self._state, strict=True):
             target[at, self._number[at] % self._kept] = part[at]
         with self._condition:
+            # Counted as waiting from here on: while the batch that completes it is processed,
+            # `release` of the unroll before must not give its records away.
+            self._waiting[done] += 1
             self._start[at] = records[starts]
             idle = slots[renewed]
             idle = idle[self._waiting[idle] == 0]
@@ -153,7 +156,6 @@ class UnrollAssembler:
         if not len(self._finishing):
             return
         with self._condition:
-            self._waiting[self._finishing[:, 0]] += 1
             self._finished.extend((a, b, c) for a, b, c in self._finishing.tolist())
             self._condition.notify()
         self._finishing = self._finishing[:0]

@@ -7,9 +7,11 @@ import json
 import logging
 import pathlib
 import sys
+from typing import Any
 
 from services.learner.checkpoint import CheckpointError
 from services.local import launcher
+from services.local.process import LaunchError
 from services.shared import config
 
 
@@ -27,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="seedpod: %(message)s")
     try:
         status: int = parsed.run(parsed)
-    except (config.ConfigError, CheckpointError, launcher.LaunchError) as error:
+    except (config.ConfigError, CheckpointError, LaunchError, OSError) as error:
         print(f"seedpod: {error}", file=sys.stderr)
         return 1
     return status
@@ -38,7 +40,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--experiment", default="football", help="a preset's name or a YAML file (%(default)s)"
     )
-    parser.add_argument("--frames", type=int, help="environment frames to train on")
+    parser.add_argument("--frames", type=_count, help="environment frames to train on")
     _add_overrides(parser)
     parser.add_argument(
         "--runs", type=pathlib.Path, default=pathlib.Path("runs"), help="where runs are kept"
@@ -50,6 +52,13 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="go on with a run's folder; without RUN with the experiment's newest one",
     )
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value}, allowed: 1 or more")
+    return value
 
 
 def _train(parsed: argparse.Namespace) -> int:
@@ -69,9 +78,7 @@ def _train(parsed: argparse.Namespace) -> int:
     else:
         experiment = config.load(source, overrides)
         run = launcher.new_run(parsed.runs, experiment.name)
-    summary = launcher.train(experiment, run)
-    print(json.dumps(summary), flush=True)
-    return 1 if summary.get("failure") else 0
+    return _report(launcher.train(experiment, run))
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
@@ -79,7 +86,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", type=pathlib.Path, required=True, help="a checkpoint's folder"
     )
-    parser.add_argument("--episodes", type=int, default=100, help="at least (%(default)s)")
+    parser.add_argument("--episodes", type=_count, default=100, help="at least (%(default)s)")
     parser.add_argument(
         "--greedy", action="store_true", help="take the most probable actions, draw none"
     )
@@ -88,8 +95,15 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 
 def _evaluate(parsed: argparse.Namespace) -> int:
     summary = launcher.evaluate(parsed.checkpoint, parsed.episodes, parsed.greedy, parsed.overrides)
+    return _report(summary)
+
+
+def _report(summary: dict[str, Any]) -> int:
+    """Prints how a run ended; returns the exit status."""
+    if summary["failure"]:
+        print(f"seedpod: {summary['failure']}", file=sys.stderr)
     print(json.dumps(summary), flush=True)
-    return 0 if summary.get("episodes") else 1
+    return 1 if summary["failure"] else 0
 
 
 def _add_overrides(parser: argparse.ArgumentParser) -> None:

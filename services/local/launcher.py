@@ -9,138 +9,40 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import json
-import logging
 import pathlib
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from typing import Any
 
 import grpc
 
+from services.actor.cores import usable_cores
 from services.learner import checkpoint
 from services.local import view
+from services.local.process import LaunchError, Service
 from services.shared import config, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 _STOP_SECONDS = 30.0
 _POLL_SECONDS = 1.0
-_LOG_TAIL_LINES = 15
-# A learner or an actor that died by a signal so often without a minute between is not restarted.
-_MAX_DEATHS_IN_A_ROW = 5
-_CALM_SECONDS = 60.0
-_log = logging.getLogger(__name__)
 
 
-class LaunchError(RuntimeError):
-    """A run that cannot go on; the message says why and where to look."""
+class StopFlag:
+    """Whether the run shall end. Handlers set an attribute: they must take no lock."""
 
+    def __init__(self) -> None:
+        """Starts unset."""
+        self.requested = False
 
-class Service:
-    """A process that is restarted when a signal kills it."""
-
-    def __init__(self, name: str, command: list[str], log_path: pathlib.Path) -> None:
-        """Starts it.
-
-        Args:
-          name: For messages.
-          command: Arguments after the Python interpreter.
-          log_path: Where its stderr goes, appended; its stdout goes to the same name with
-            `.out`, anew. Both are files: an environment that prints must not fill a pipe that
-            nobody reads.
-        """
-        self.name = name
-        self.log_path = log_path
-        self._output_path = log_path.with_suffix(".out")
-        self.restarts = 0
-        self._command = [sys.executable, *command]
-        self._backoff = rpc.Backoff(initial=0.5)
-        self._deaths_in_a_row = 0
-        self._restart_at: float | None = None
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._started = time.monotonic()
-        with self.log_path.open("a") as log, self._output_path.open("w") as output:
-            return subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=log,
-                # Ctrl-C in a terminal reaches the launcher alone, which ends the others in order.
-                process_group=0,
-            )
-
-    @property
-    def pid(self) -> int:
-        """The process's number."""
-        return self._process.pid
-
-    def check(self) -> bool:
-        """Restarts the process if a signal killed it.
-
-        Returns:
-          Whether it has ended well.
-
-        Raises:
-          LaunchError: It ended with an error of its own, or dies again and again.
-        """
-        if self._restart_at is not None:
-            if time.monotonic() >= self._restart_at:
-                self._restart_at = None
-                self._process = self._start()
-            return False
-        status = self._process.poll()
-        if status is None or status == 0:
-            return status == 0
-        if status > 0:
-            raise LaunchError(
-                f"the {self.name} ended with status {status}; the end of {self.log_path}:\n"
-                + self._log_tail()
-            )
-        if time.monotonic() - self._started > _CALM_SECONDS:
-            self._deaths_in_a_row = 0
-            self._backoff.reset()
-        self._deaths_in_a_row += 1
-        name = signal.Signals(-status).name
-        if self._deaths_in_a_row > _MAX_DEATHS_IN_A_ROW:
-            raise LaunchError(
-                f"the {self.name} was killed by {name}, {self._deaths_in_a_row} times in a row"
-            )
-        self.restarts += 1
-        wait = self._backoff.next()
-        _log.warning("the %s was killed by %s; restarting it in %.1f s", self.name, name, wait)
-        self._restart_at = time.monotonic() + wait
-        return False
-
-    def _log_tail(self) -> str:
-        lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
-        return "\n".join(f"  {line}" for line in lines)
-
-    def terminate(self) -> None:
-        """Asks it to end."""
-        if self._process.poll() is None:
-            self._process.terminate()
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Waits for its end, and kills it after the timeout."""
-        try:
-            self._process.wait(max(0.1, timeout_seconds))
-        except subprocess.TimeoutExpired:
-            _log.error("the %s did not end within %.0f s: killed", self.name, timeout_seconds)
-            self._process.kill()
-            self._process.wait()
-
-    def last_line(self) -> str:
-        """The last line that it wrote on stdout; empty if none."""
-        lines = self._output_path.read_text(errors="replace").splitlines()
-        return lines[-1] if lines else ""
+    def sleep(self, seconds: float) -> None:
+        """Sleeps, but not long beyond a request."""
+        deadline = time.monotonic() + seconds
+        while not self.requested and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
@@ -151,11 +53,12 @@ def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
       run: The run's folder; its checkpoints are resumed from.
 
     Returns:
-      The learner's summary.
+      The learner's summary; `failure` says what ended the run, if it did not end well.
 
     Raises:
-      LaunchError: A service failed.
+      LaunchError: The run cannot begin.
     """
+    _check_slots(experiment)
     print(f"run: {run} (logs, checkpoints, TensorBoard events)", file=sys.stderr)
     return _launch(experiment, run, view.TrainingView(experiment.learner.total_frames))
 
@@ -182,17 +85,35 @@ def _launch_locked(
     learner_arguments: tuple[str, ...],
 ) -> dict[str, Any]:
     document = run / "experiment.yaml"
-    document.write_text(config.dump(place(experiment, run)))
-    stop = threading.Event()
-    previous = {
-        number: signal.signal(number, lambda *_: stop.set())
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = document.read_text() if document.exists() else None
+    newest = checkpoint.latest(run / "checkpoints")
+    _write(document, config.dump(place(experiment, run)))
+    stop = StopFlag()
+
+    def request_stop(*_: object) -> None:
+        stop.requested = True
+
+    previous = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return _Run(document, experiment, run, stop, learner_arguments).run(screen)
+        summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    if (
+        summary["failure"]
+        and before is not None
+        and checkpoint.latest(run / "checkpoints") == newest
+    ):
+        # Refused settings: the next `--resume` shall find those that the checkpoint is of.
+        _write(document, before)
+    return summary
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+    """All of it or nothing, also on a full disk."""
+    temporary = path.with_suffix(".new")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 class _Run:
@@ -203,7 +124,7 @@ class _Run:
         document: pathlib.Path,
         experiment: config.Experiment,
         run: pathlib.Path,
-        stop: threading.Event,
+        stop: StopFlag,
         learner_arguments: tuple[str, ...],
     ) -> None:
         self._stop = stop
@@ -223,18 +144,21 @@ class _Run:
         )
 
     def run(self, screen: view.View) -> dict[str, Any]:
+        failure = None
         try:
             self._start_actors()
             with rpc.channel(self._address) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                while not self._stop.is_set() and not self._learner.check():
+                while not self._stop.requested and not self._learner.check(may_end=True):
                     for actor in self._actors:
-                        actor.check()
+                        actor.check(may_end=False)
                     screen.show(_status(stub), sum(actor.restarts for actor in self._actors))
-                    self._stop.wait(_POLL_SECONDS)
+                    self._stop.sleep(_POLL_SECONDS)
+        except LaunchError as error:
+            failure = str(error)
         finally:
-            summary = self._wind_down()
-        return summary
+            self._wind_down()
+        return self._summary(failure)
 
     def _start_actors(self) -> None:
         for i in range(self._actor_count):
@@ -246,16 +170,22 @@ class _Run:
                 command.append(f"--set=actor.metrics_port={self._actor_metrics_port + i}")
             self._actors.append(Service(f"actor-{i}", command, self._folder / f"actor-{i}.log"))
 
-    def _wind_down(self) -> dict[str, Any]:
+    def _wind_down(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
         self._learner.terminate()
         for actor in self._actors:
             actor.terminate()
         for service in (self._learner, *self._actors):
             service.wait(deadline - time.monotonic())
-        summary: dict[str, Any] = json.loads(self._learner.last_line() or '{"frames": 0}')
-        summary["run"] = str(self._folder)
-        return summary
+
+    def _summary(self, failure: str | None) -> dict[str, Any]:
+        summary = self._learner.summary()
+        if summary is None:
+            newest = checkpoint.latest(self._folder / "checkpoints")
+            frames = 0 if newest is None else checkpoint.read(newest).counters["frames"]
+            summary = {"frames": frames, "checkpoint": None if newest is None else str(newest)}
+            failure = failure or "the learner ended without a summary: was it killed?"
+        return {**summary, "failure": failure or summary.get("failure"), "run": str(self._folder)}
 
 
 def evaluate(
@@ -274,7 +204,6 @@ def evaluate(
 
     Raises:
       CheckpointError: It cannot be read.
-      LaunchError: A service failed.
     """
     saved = checkpoint.read(checkpoint_path.resolve())
     with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as folder:
@@ -287,6 +216,19 @@ def evaluate(
         arguments = [f"--evaluate={episodes}", *(["--greedy"] if greedy else [])]
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     return {**summary, "checkpoint": str(checkpoint_path), "run": None}
+
+
+def _check_slots(experiment: config.Experiment) -> None:
+    """Says at once what the learner would say to the last of the workers."""
+    actor = experiment.actor
+    workers = experiment.local.actors * (actor.workers or usable_cores())
+    wanted = workers * actor.groups * actor.environments_per_group
+    if wanted > experiment.learner.max_slots:
+        raise LaunchError(
+            f"{workers} workers with {actor.groups} groups of {actor.environments_per_group}"
+            f" environments need {wanted} env slots, learner.max_slots is"
+            f" {experiment.learner.max_slots}"
+        )
 
 
 def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment:

@@ -189,7 +189,7 @@ class LearnerConfig(_Model):
     inference_batch_size: PositiveInt = pydantic.Field(
         default=64, description="Slots after which a batch goes without waiting for more."
     )
-    inference_max_wait_seconds: NonNegative = pydantic.Field(
+    inference_max_wait_seconds: Annotated[float, pydantic.Field(ge=0, le=60)] = pydantic.Field(
         default=0.002, description="Longest time that a request waits for its batch to fill."
     )
     max_slots: PositiveInt = pydantic.Field(
@@ -202,10 +202,10 @@ class LearnerConfig(_Model):
     front_ends: PositiveInt = pydantic.Field(
         default=1, description="Processes that speak gRPC with the actors."
     )
-    lease_grace_seconds: NonNegative = pydantic.Field(
+    lease_grace_seconds: Annotated[float, pydantic.Field(ge=0.1, le=86400)] = pydantic.Field(
         default=30.0, description="How long slots stay leased after their last stream ended."
     )
-    keepalive_seconds: Positive = pydantic.Field(
+    keepalive_seconds: Annotated[float, pydantic.Field(ge=0.1, le=3600)] = pydantic.Field(
         default=5.0, description="A silent peer is given up after twice this time."
     )
     xla: bool = pydantic.Field(
@@ -235,7 +235,11 @@ class Experiment(_Model):
     """One experiment, for all services."""
 
     version: Literal[1] = 1
-    name: str = "experiment"
+    name: str = pydantic.Field(
+        default="experiment",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$",
+        description="Runs are kept in folders of this name and the time.",
+    )
     actor: ActorConfig
     learner: LearnerConfig = LearnerConfig()
     local: LocalConfig = LocalConfig()

@@ -220,6 +220,32 @@ def test_too_few_slots(learner: Learner) -> None:
     assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def test_a_malformed_join_is_refused(learner: Learner) -> None:
+    call = learner.channel.unary_unary("/seedpod.inference.v1.InferenceService/Join")
+    with pytest.raises(grpc.RpcError, match="not a JoinRequest") as error:
+        call(b"\xff\xff", timeout=TIMEOUT)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_streams_cancelled_while_they_open_leave_no_live_group() -> None:
+    with contextlib.closing(Learner(slots=64)) as learner:
+        token = learner.join(groups=32, environments=2)
+        metadata = [((rpc.LEASE_METADATA, token), (rpc.GROUP_METADATA, str(i))) for i in range(32)]
+        for attempt in range(5):
+            # While the learner's lock is held, no stream can be opened.
+            with learner.transport.lock:
+                calls = [learner.stub.Act(iter([]), metadata=m) for m in metadata]
+                time.sleep(0.02 * attempt)
+                for call in calls:
+                    call.cancel()
+        deadline = time.monotonic() + TIMEOUT
+        while learner.transport.leases.live_groups:
+            assert time.monotonic() < deadline, "a cancelled stream's group stays live"
+            time.sleep(0.05)
+        time.sleep(0.5)
+        assert learner.transport.leases.live_groups == 0
+
+
 def test_health(learner: Learner) -> None:
     stub = health_pb2_grpc.HealthStub(learner.channel)
     request = health_pb2.HealthCheckRequest(service="seedpod.inference.v1.InferenceService")

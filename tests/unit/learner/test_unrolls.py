@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from services.learner import unrolls
@@ -146,3 +148,38 @@ def test_random_steps_and_trainings_lose_nothing_and_mix_nothing() -> None:
     remaining = list(expected)
     for stacks in got:
         remaining.remove(stacks)
+
+
+def test_an_unroll_is_safe_from_the_moment_it_is_complete() -> None:
+    # Training gives unroll A back while the policy answers the record that completes unroll B.
+    harness = Harness(slots=1, unroll_length=4, unrolls_per_slot=2, inference_batch_size=1)
+    (group,) = harness.lease(1, 1)
+    sent = 0
+
+    def step() -> None:
+        nonlocal sent
+        harness.send(group, MID if sent else FIRST, frame=sent)
+        sent += 1
+        harness.loop.step()
+
+    while not len(harness.assembler):
+        step()
+    a = harness.assembler.take(1, 0.0)
+    assert a is not None
+    act = harness.policy.act
+
+    def release_meanwhile(*arguments: Any) -> Any:
+        if sent == 9:
+            harness.assembler.release(a)
+        return act(*arguments)
+
+    harness.policy.act = release_meanwhile  # type: ignore[assignment, method-assign]
+    answered = -1
+    while len(harness.direct.answered) != answered:  # until the slot is held back
+        answered = len(harness.direct.answered)
+        step()
+    b = harness.assembler.take(1, 0.0)
+    assert b is not None
+    batch = harness.assembler.gather(b)
+    assert batch.observation[0][0, 1:, 0].tolist() == [4, 5, 6, 7, 8]
+    assert batch.initial_state[0].tolist() == [[4]]

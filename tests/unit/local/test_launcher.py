@@ -8,6 +8,7 @@ import pathlib
 import pytest
 
 from services.local import launcher
+from services.local.process import LaunchError
 from services.shared import config
 
 
@@ -38,7 +39,7 @@ def test_the_newest_run_is_of_the_experiment_and_was_run_last(tmp_path: pathlib.
     (tmp_path / "football-20261129-200000").mkdir()  # never began
     newest = launcher.newest_run(tmp_path, "football")
     assert newest.name == "football-20261129-190000"
-    with pytest.raises(launcher.LaunchError, match=r"no run of 'cartpole' in .* to resume"):
+    with pytest.raises(LaunchError, match=r"no run of 'cartpole' in .* to resume"):
         launcher.newest_run(tmp_path, "cartpole")
 
 
@@ -46,6 +47,6 @@ def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
     experiment = config.load("cartpole")
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(launcher.LaunchError, match="another seedpod runs in this folder"):
+        with pytest.raises(LaunchError, match="another seedpod runs in this folder"):
             launcher.train(experiment, tmp_path)
     assert not (tmp_path / "experiment.yaml").exists()
