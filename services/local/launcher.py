@@ -184,7 +184,10 @@ class _Run:
             newest = checkpoint.latest(self._folder / "checkpoints")
             frames = 0 if newest is None else checkpoint.read(newest).counters["frames"]
             summary = {"frames": frames, "checkpoint": None if newest is None else str(newest)}
-            failure = failure or "the learner ended without a summary: was it killed?"
+            # Asked to end before it was up, it has nothing to say.
+            ended_early = self._stop.requested and self._learner.status in (0, -signal.SIGTERM)
+            if not ended_early:
+                failure = failure or "the learner ended without a summary: was it killed?"
         return {**summary, "failure": failure or summary.get("failure"), "run": str(self._folder)}
 
 

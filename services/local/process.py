@@ -63,6 +63,11 @@ class Service:
             )
 
     @property
+    def status(self) -> int | None:
+        """The exit status, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
     def pid(self) -> int:
         """The process's number."""
         return self._process.pid
