@@ -1,0 +1,165 @@
+"""One group's stream: what comes in is checked and written to the step store, answers are read.
+
+`front_end` makes one for each Act call; nothing here waits or knows of gRPC's streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from services.learner.step_store import StepStore
+from services.shared import wire
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.rpc import StatusError
+from services.shared.specs import ContinuousActionSpec, DataType, StepType
+
+# Plain integers: numpy compares with them several times faster than with an enum's members.
+_FIRST, _LAST, _ABSENT = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABSENT)
+
+
+class ActStream:
+    """One group's stream: checks its requests, writes them to the store, makes its answers."""
+
+    def __init__(self, store: StepStore, group: int, epoch: int, slots: list[int]) -> None:
+        """Wraps the group that the learner gave to the stream.
+
+        `revoked` is set when a newer stream has the group, `finished` by an answer that tells the
+        actor that training is over.
+        """
+        spec = store.layout.spec
+        self.group = group
+        self.epoch = epoch
+        self.answered = asyncio.Event()
+        self.revoked = False
+        self.finished = False
+        self._store = store
+        self._slots = np.array(slots, np.int64)
+        self._layout = wire.ObservationLayout(spec.observation, len(slots))
+        # Row 0 of each slot in the flat views of the store.
+        self._first_rows = self._slots * store.layout.ring
+        self._scale = (
+            spec.action.to_environment if isinstance(spec.action, ContinuousActionSpec) else None
+        )
+
+    def accept(self, request: wire.ActRequestFields) -> bool:
+        """Writes a request's rows into the store.
+
+        Returns:
+          False if the request was answered before and only the answer is to be repeated.
+
+        Raises:
+          StatusError: INVALID_ARGUMENT, see the proto.
+        """
+        answered = int(self._store.group_answered[self.group])
+        if request.sequence == answered and answered > 0:
+            return False
+        if request.sequence != answered + 1:
+            raise invalid(f"sequence is {request.sequence}, allowed: {answered} or {answered + 1}")
+        k = len(self._slots)
+        incarnation = _column(request.incarnation, np.uint32, k, "incarnation")
+        step_type = _column(request.step_type, np.uint8, k, "step_type")
+        reward = _column(request.reward, np.float32, k, "reward")
+        discount = _column(request.discount, np.float32, k, "discount")
+        if len(request.observation) != self._layout.total_bytes:
+            raise invalid(
+                f"observation has {len(request.observation)} bytes, must have"
+                f" {self._layout.total_bytes} for {k} slots"
+            )
+        tensors = self._layout.views(request.observation)
+        store, slots, ring = self._store, self._slots, self._store.layout.ring
+        written = store.written[slots]
+        previous = store.step_type_flat[self._first_rows + (written - 1) % ring]
+        begins = (incarnation != store.slot_incarnation[slots]) | (previous == _LAST)
+        # One look at the whole; only what fails it, or has absent rows, is checked row by row.
+        if not (
+            step_type.max() < _ABSENT
+            and (begins == (step_type == _FIRST)).all()
+            and incarnation.all()
+            and np.isfinite(reward).all()
+            and ((discount >= 0) & (discount <= 1)).all()
+            and all(self._is_valid(i, tensor) for i, tensor in enumerate(tensors))
+        ):
+            self._check(incarnation, step_type, reward, discount, tensors, previous, begins)
+        rows = self._first_rows + written % ring
+        for target, tensor in zip(store.observation_flat, tensors, strict=True):
+            target[rows] = tensor
+        store.reward_flat[rows] = reward
+        store.discount_flat[rows] = discount
+        store.incarnation_flat[rows] = incarnation
+        store.step_type_flat[rows] = step_type
+        return True
+
+    def _is_valid(self, index: int, tensor: npt.NDArray[Any]) -> bool:
+        spec = self._store.layout.spec.observation[index]
+        if spec.data_type is DataType.FLOAT32:
+            return bool(np.isfinite(tensor).all())
+        return not spec.num_values or bool(((tensor >= 0) & (tensor < spec.num_values)).all())
+
+    def _check(
+        self,
+        incarnation: npt.NDArray[Any],
+        step_type: npt.NDArray[Any],
+        reward: npt.NDArray[Any],
+        discount: npt.NDArray[Any],
+        tensors: tuple[npt.NDArray[Any], ...],
+        previous: npt.NDArray[Any],
+        begins: npt.NDArray[Any],
+    ) -> None:
+        """Raises a StatusError that names what is wrong, if something is."""
+        if step_type.max() > _ABSENT:
+            raise invalid(f"step_type is {step_type.max()}, allowed: 0 to {_ABSENT}")
+        present = step_type != _ABSENT
+        if not incarnation[present].all():
+            raise invalid("incarnation is 0, allowed: 1 or more")
+        wrong = present & (begins != (step_type == _FIRST))
+        if wrong.any():
+            i = int(np.argmax(wrong))
+            expected = "FIRST" if begins[i] else "MID or LAST"
+            raise invalid(
+                f"environment {i} of the group sent {StepType(int(step_type[i])).name}, after"
+                f" {StepType(int(previous[i])).name} of incarnation"
+                f" {self._store.slot_incarnation[self._slots[i]]} and now in incarnation"
+                f" {incarnation[i]} must come {expected}"
+            )
+        if not np.isfinite(reward[present]).all():
+            raise invalid("reward is not finite")
+        if not ((discount[present] >= 0) & (discount[present] <= 1)).all():
+            raise invalid("discount is outside of 0 to 1")
+        for i, spec in enumerate(self._store.layout.spec.observation):
+            if not self._is_valid(i, tensors[i][present]):
+                allowed = (
+                    f"outside of 0 to {spec.num_values - 1}" if spec.num_values else "not finite"
+                )
+                raise invalid(f"observation {spec.name!r} is {allowed}")
+
+    def answer(self) -> bytes:
+        """The answer to the newest processed request, serialized."""
+        store, slots = self._store, self._slots
+        newest = self._first_rows + (store.written[slots] - 1) % store.layout.ring
+        action = store.action_flat[newest]
+        if self._scale is not None:
+            action = self._scale(action)
+        self.finished = bool(store.finished[0])
+        response = inference_pb2.ActResponse(
+            sequence=int(store.group_answered[self.group]),
+            action=action.tobytes(),
+            finished=self.finished,
+        )
+        return bytes(response.SerializeToString())
+
+
+def invalid(message: str) -> StatusError:
+    """The error for a request that breaks the contract."""
+    return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+
+def _column(field: memoryview, dtype: type[np.generic], k: int, name: str) -> npt.NDArray[Any]:
+    expected = k * np.dtype(dtype).itemsize
+    if len(field) != expected:
+        raise invalid(f"{name} has {len(field)} bytes, must have {expected} for {k} slots")
+    return np.frombuffer(field, dtype)
