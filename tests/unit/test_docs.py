@@ -20,6 +20,7 @@ from services.actor.metrics import ActorMetrics
 from services.learner.reports import Reports
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
+from services.learner.unrolls import UnrollAssembler
 from services.local import cli
 from services.shared import config
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
@@ -68,6 +69,7 @@ class _Service:
         self.statistics = Statistics(2, registry)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
+        self.assembler = UnrollAssembler(self.store, (), unroll_length=1, unrolls_per_slot=1)
 
     def status(self) -> inference_pb2.GetStatusResponse:
         cpu = inference_pb2.CpuSeconds(environment=1)
