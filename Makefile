@@ -8,7 +8,7 @@ ARGS ?=
 PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
-.PHONY: help setup protos lint type test train selftest bench-football clean
+.PHONY: help setup protos lint type test train selftest bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ selftest: ## Check that the football engine loads and steps.
 
 bench-football: setup ## Measure football steps per CPU-second against the stock wrapper.
 	@exec $(PYTHON) -m tests.benchmarks.bench_football $(ARGS)
+
+bench-replay: setup ## Measure what the replay service costs per item.
+	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
 
 clean: ## Remove what the other targets made here (the engine's wheel cache stays).
 	rm -rf $(VENV) build services/shared/generated seedpod.egg-info

@@ -67,5 +67,5 @@ def test_without_a_ratio_only_the_size_counts() -> None:
 
 
 def test_a_band_in_which_nothing_fits_is_refused() -> None:
-    with pytest.raises(ValueError, match="error_buffer is 3.0, allowed: 4.0"):
+    with pytest.raises(ValueError, match=r"error_buffer is 3\.0, allowed: 4\.0"):
         RateLimiter(4.0, 3.0, 1)

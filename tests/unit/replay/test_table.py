@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from services.replay.table import Table
@@ -11,7 +12,7 @@ from services.shared.rpc import StatusError
 from tests.unit.replay.tables import fill, make_table
 
 
-def u64(*keys: int) -> np.ndarray:  # type: ignore[type-arg]
+def u64(*keys: int) -> npt.NDArray[np.uint64]:
     return np.array(keys, np.uint64)
 
 
@@ -139,7 +140,9 @@ def test_long_use_keeps_all_accounts_straight() -> None:
         state = table.state()
         assert len(state["keys"]) == table.items <= 100
         assert table.blocks.bytes <= 4000
-        assert table.total_priority == pytest.approx((state["priorities"] ** 0.9).sum())
+        assert table.total_priority == pytest.approx(
+            (state["priorities"].astype(float) ** 0.9).sum()
+        )
         assert table.blocks.rows == table.items
     table.remove(table.state()["keys"].astype(np.uint64))
     assert (table.blocks.bytes, table.blocks.rows, table.items) == (0, 0, 0)

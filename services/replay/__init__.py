@@ -1,0 +1,1 @@
+"""The replay service: stores sequences, limits the rate, samples by priority."""

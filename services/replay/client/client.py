@@ -1,0 +1,190 @@
+"""The client's front door: one connection to each shard, writers for slots, samplers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from services.replay.client.connection import SERVICE, LoopThread, to_proto
+from services.replay.client.inserting import ShardInserter
+from services.replay.client.layout import SequenceLayout
+from services.replay.client.sampler import Sampler
+from services.replay.client.writer import SlotWriter
+from services.shared import rpc
+from services.shared.generated.seedpod.replay.v1 import replay_pb2
+
+_MEBIBYTE = 1 << 20
+
+
+class ReplayClient:
+    """Inserts into one table and samples from it, over any number of shards.
+
+    Usable by several threads; each `SlotWriter` and `Sampler` by one at a time. The connections
+    are made in the background, and made again when they are lost.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        layout: SequenceLayout,
+        table: str = "sequences",
+        message_bytes: int = _MEBIBYTE // 2,
+        max_pending_bytes: int = 64 * _MEBIBYTE,
+        keepalive_seconds: float = 5.0,
+    ) -> None:
+        """Prepares the client.
+
+        Args:
+          addresses: host:port of each shard, in the same order for every client.
+          layout: Of the sequences; the service refuses another one than the table has.
+          table: The table's name.
+          message_bytes: Where a message of inserts is cut.
+          max_pending_bytes: What may wait for each shard, acknowledgement included, before
+            writers wait; what a lost service can cost.
+          keepalive_seconds: A silent service is given up after twice this time.
+        """
+        if not addresses:
+            raise ValueError("addresses is empty, allowed: one or more")
+        self.layout = layout
+        self._table = table
+        self._addresses = list(addresses)
+        self._thread = LoopThread.shared()
+        self._ids = itertools.count(1)
+        self._samplers: list[Sampler] = []
+        self._inserters: list[ShardInserter] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._settings = message_bytes, max_pending_bytes
+        self._thread.call(self._connect(keepalive_seconds))
+
+    def __enter__(self) -> ReplayClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def writer(self, slot: int, max_length: int, block_length: int = 40) -> SlotWriter:
+        """A writer for a slot's steps.
+
+        Args:
+          slot: Its shard is slot modulo the number of shards.
+          max_length: Steps of the longest item.
+          block_length: Steps after which a block is cut; items that begin and end at multiples
+            of it share all their bytes.
+        """
+        inserters = self._started_inserters()
+        home = slot % len(inserters)
+        return SlotWriter(self.layout, inserters, home, self._ids, max_length, block_length)
+
+    def sampler(
+        self,
+        batch_size: int,
+        sequence_length: int,
+        importance_exponent: float = 0.6,
+        depth: int = 2,
+        seed: int | None = None,
+    ) -> Sampler:
+        """A sampler that reads batches ahead of need into two sets of arrays.
+
+        Args:
+          batch_size: B.
+          sequence_length: T, at least the longest item's length.
+          importance_exponent: Beta. R2D2 (Kapturowski 2019), section 2.3: 0.6.
+          depth: Batches on their way at once; each was chosen before the priorities of the
+            `depth` batches before it came back.
+          seed: Of the division among shards.
+        """
+
+        async def make() -> Sampler:
+            return Sampler(
+                self._thread, self._channels, self._table, self.layout, batch_size,
+                sequence_length, importance_exponent, depth, seed,
+            )  # fmt: skip
+
+        sampler = self._thread.call(make())
+        self._samplers.append(sampler)
+        return sampler
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Waits until every item is acknowledged by its shard.
+
+        Raises:
+          ReplayError: The service refuses this client.
+          ReplayTimeout: It took longer.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for inserter in self._inserters:
+            inserter.flush(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def status(self, timeout: float = 10.0) -> list[replay_pb2.GetStatusResponse]:
+        """What each shard says about itself.
+
+        Raises:
+          grpc.aio.AioRpcError: A shard is away.
+        """
+        answers = self._thread.call(self._call_all("GetStatus", b"", timeout))
+        return [replay_pb2.GetStatusResponse.FromString(data) for data in answers]
+
+    def checkpoint(self, timeout: float = 60.0) -> int:
+        """Makes all shards save log and priorities; returns the number of items.
+
+        Raises:
+          grpc.aio.AioRpcError: A shard is away, or cannot.
+        """
+        answers = self._thread.call(self._call_all("Checkpoint", b"", timeout))
+        return sum(replay_pb2.CheckpointResponse.FromString(data).items for data in answers)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of this client, for metrics."""
+        return {
+            "acknowledged_items": sum(i.acknowledged_items for i in self._inserters),
+            "waiting_bytes": sum(i.waiting_bytes for i in self._inserters),
+            "insert_reconnects": sum(i.reconnects for i in self._inserters),
+            "shards_away": sum(not i.is_usable for i in self._inserters),
+            "sample_reconnects": sum(s.reconnects() for s in self._samplers),
+            "sample_shards_missing": max((s.missing_shards for s in self._samplers), default=0),
+            "incomplete_batches": sum(s.incomplete_batches for s in self._samplers),
+        }
+
+    def close(self) -> None:
+        """Ends all streams; what is not acknowledged may be lost, see `flush`."""
+        self._thread.call(self._disconnect())
+
+    async def _connect(self, keepalive_seconds: float) -> None:
+        self._channels = [
+            (address, rpc.aio_channel(address, keepalive_seconds)) for address in self._addresses
+        ]
+
+    def _started_inserters(self) -> list[ShardInserter]:
+        """Readers alone open no Insert stream, which would declare the table's layout."""
+        if not self._inserters:
+            self._thread.call(self._start_inserters())
+        return self._inserters
+
+    async def _start_inserters(self) -> None:
+        if self._inserters:
+            return
+        opening = replay_pb2.InsertOpen(table=self._table, layout=to_proto(self.layout))
+        self._inserters = [
+            ShardInserter(channel, address, opening, *self._settings)
+            for address, channel in self._channels
+        ]
+        self._tasks = [asyncio.ensure_future(inserter.run()) for inserter in self._inserters]
+
+    async def _call_all(self, method: str, request: bytes, timeout: float) -> list[Any]:
+        calls = [
+            channel.unary_unary(SERVICE + method)(request, timeout=timeout)
+            for _, channel in self._channels
+        ]
+        return [await call for call in calls]
+
+    async def _disconnect(self) -> None:
+        for sampler in self._samplers:
+            await sampler.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _, channel in self._channels:
+            await channel.close()

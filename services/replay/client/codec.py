@@ -1,0 +1,160 @@
+"""Blocks as bytes: the writer makes them, the sampler decodes them into its buffers.
+
+A block is a header (uint32 steps, then uint32 for each stream: size << 1 | compressed) and the
+streams: one for all small fields of the steps together, one for each large field. A stream is
+LZ4, or raw where LZ4 does not save a third.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import cramjam
+import numpy as np
+import numpy.typing as npt
+
+from services.replay.client.layout import SequenceLayout
+
+_WORTHWHILE = 2 / 3
+_LEAST_COMPRESSED_BYTES = 512
+
+Tensors = dict[str, npt.NDArray[Any]]
+
+
+class MalformedBlock(ValueError):
+    """Bytes that are not a block of the layout."""
+
+
+class StepBuffer:
+    """Steps of one slot on their way into a block."""
+
+    def __init__(self, layout: SequenceLayout, capacity: int) -> None:
+        """Makes room for `capacity` steps."""
+        self.steps = 0
+        self._large = [np.zeros((capacity, *f.shape), f.dtype) for f in layout.large]
+        self._records = np.zeros(capacity, layout.record)
+        self._by_name: Tensors = dict(zip((f.name for f in layout.large), self._large, strict=True))
+        for name in layout.record.names or ():
+            self._by_name[name] = self._records[name]
+
+    def append(self, step: dict[str, Any]) -> None:
+        """Copies one step: a value or array for each field.
+
+        Raises:
+          KeyError: A field is missing.
+        """
+        at = self.steps
+        for name, target in self._by_name.items():
+            target[at] = step[name]
+        self.steps = at + 1
+
+    def encode(self) -> bytes:
+        """The steps as a block; the buffer is empty then."""
+        count, self.steps = self.steps, 0
+        streams = [] if not self._records.dtype.names else [self._records[:count]]
+        streams += [array[:count] for array in self._large]
+        header = [count]
+        parts: list[Any] = []
+        for stream in streams:
+            data = stream.reshape(-1).view(np.uint8)
+            compressed = None
+            if data.nbytes >= _LEAST_COMPRESSED_BYTES:
+                compressed = cramjam.lz4.compress_block(data.data, store_size=False)
+            if compressed is not None and len(compressed) <= data.nbytes * _WORTHWHILE:
+                parts.append(compressed)
+                header.append(len(compressed) << 1 | 1)
+            else:
+                parts.append(data)
+                header.append(data.nbytes << 1)
+        return b"".join((struct.pack(f"<{len(header)}I", *header), *parts))
+
+
+def encode_context(layout: SequenceLayout, context: dict[str, Any]) -> bytes:
+    """An item's context as a block."""
+    record = np.zeros(1, layout.context_record)
+    for name in layout.context_record.names or ():
+        record[name][0] = context[name]
+    return record.tobytes()
+
+
+class BatchBuffer:
+    """Arrays of a batch, decoded in place.
+
+    Attributes:
+      steps: For each step field [B, T, ...].
+      context: For each context field [B, ...].
+    """
+
+    def __init__(self, layout: SequenceLayout, batch_size: int, sequence_length: int) -> None:
+        """Allocates the arrays."""
+        shape = (batch_size, sequence_length)
+        self._layout = layout
+        self._length = sequence_length
+        self._large = [np.zeros((*shape, *f.shape), f.dtype) for f in layout.large]
+        self._records = np.zeros(shape, layout.record)
+        self._context = np.zeros(batch_size, layout.context_record)
+        self.steps: Tensors = {
+            **{f.name: array for f, array in zip(layout.large, self._large, strict=True)},
+            **{name: self._records[name] for name in layout.record.names or ()},
+        }
+        self.context: Tensors = {n: self._context[n] for n in layout.context_record.names or ()}
+        self._targets = [] if not layout.record.names else [self._records]
+        self._targets += self._large
+        self._header = struct.Struct(f"<{1 + len(self._targets)}I")
+
+    def decode_item(self, row: int, blocks: list[memoryview], offset: int, length: int) -> None:
+        """Fills a row: `length` steps from step `offset` of the blocks on, the rest zeros.
+
+        Raises:
+          MalformedBlock: The blocks are not such an item.
+        """
+        if length > self._length:
+            raise MalformedBlock(f"an item has {length} steps, the buffer {self._length}")
+        if self._context.dtype.names:
+            *blocks, context = blocks
+            if len(context) != self._context.dtype.itemsize:
+                raise MalformedBlock(f"a context has {len(context)} bytes")
+            self._context[row] = np.frombuffer(context, self._context.dtype)[0]
+        at = -offset
+        for block in blocks:
+            at += self._decode(row, block, at, length)
+        if at < length:
+            raise MalformedBlock(f"an item of {length} steps from {offset} on has {at + offset}")
+        if length < self._length:
+            for target in self._targets:
+                target[row, length:] = np.zeros((), target.dtype)
+
+    def _decode(self, row: int, block: memoryview, at: int, length: int) -> int:
+        """Decodes a block whose first step is step `at` of the row; returns its steps."""
+        if len(block) < self._header.size:
+            raise MalformedBlock(f"a block has {len(block)} bytes")
+        count, *sizes = self._header.unpack_from(block)
+        low, high = max(at, 0), min(at + count, length)
+        position = self._header.size
+        for target, size in zip(self._targets, sizes, strict=True):
+            stream = block[position : position + (size >> 1)]
+            position += size >> 1
+            if low >= high:
+                continue
+            if not size & 1:
+                part = np.frombuffer(stream, target.dtype)
+                part = part.reshape((count, *target.shape[2:]))
+                target[row, low:high] = part[low - at : high - at]
+            elif high - low == count:
+                _decompress(stream, target[row, low:high])
+            else:
+                scratch = np.empty((count, *target.shape[2:]), target.dtype)
+                _decompress(stream, scratch)
+                target[row, low:high] = scratch[low - at : high - at]
+        return int(count)
+
+
+def _decompress(stream: memoryview, target: npt.NDArray[Any]) -> None:
+    flat = target.reshape(-1).view(np.uint8)
+    try:
+        written = cramjam.lz4.decompress_block_into(stream, flat.data, output_len=flat.nbytes)
+    except cramjam.DecompressionError as error:
+        raise MalformedBlock(str(error)) from None
+    if written != flat.nbytes:
+        raise MalformedBlock(f"a stream has {written} bytes, expected {flat.nbytes}")

@@ -1,0 +1,161 @@
+"""The writer of one slot: steps become blocks, and runs of steps become items."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from services.replay.client.codec import StepBuffer, encode_context
+from services.replay.client.inserting import ShardInserter, Unit
+from services.replay.client.layout import SequenceLayout
+
+
+@dataclasses.dataclass(slots=True)
+class _Block:
+    number: int
+    data: bytes
+    steps: int
+    # Shards that have it.
+    shards: set[int]
+
+
+class SlotWriter:
+    """Not thread-safe; one for each slot.
+
+    Attributes:
+      rerouted_items: Items that went to another shard because their own was away.
+    """
+
+    def __init__(
+        self,
+        layout: SequenceLayout,
+        shards: Sequence[ShardInserter],
+        home: int,
+        ids: itertools.count[int],
+        max_length: int,
+        block_length: int,
+    ) -> None:
+        """Begins with no step.
+
+        Args:
+          layout: Of the steps.
+          shards: Where items may go.
+          home: Which one this slot uses while it is there, since items share blocks only there.
+          ids: Gives block ids; shared by the client's writers.
+          max_length: Steps of the longest item.
+          block_length: Steps after which a block is cut.
+        """
+        self.rerouted_items = 0
+        self._layout = layout
+        self._shards = shards
+        self._home = home
+        self._ids = ids
+        self._max_length = max_length
+        self._block_length = block_length
+        self._buffer = StepBuffer(layout, block_length)
+        self._blocks: collections.deque[_Block] = collections.deque()
+        self._released: dict[int, list[int]] = collections.defaultdict(list)
+
+    @property
+    def steps(self) -> int:
+        """Steps that an item may still have: at most max_length and what its block has more."""
+        return sum(block.steps for block in self._blocks) + self._buffer.steps
+
+    def append(self, step: dict[str, Any]) -> None:
+        """Adds a step: a value or array for each field; it is copied."""
+        self._buffer.append(step)
+        if self._buffer.steps == self._block_length:
+            self._cut()
+
+    def create_item(
+        self,
+        length: int,
+        priority: float,
+        context: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Makes an item of the last `length` steps.
+
+        Overlapping items share their blocks where they end with a block; one that ends elsewhere
+        cuts the block there.
+
+        Args:
+          length: Steps, 1 to max_length.
+          priority: Finite, 0 or more.
+          context: A value for each context field of the layout.
+          timeout: Seconds to wait for room while the service is slow or away; None: forever.
+
+        Raises:
+          ValueError: A length or priority outside its limits.
+          ReplayError: The service refuses this client.
+          ReplayTimeout: There was no room in time; the item was not made.
+        """
+        if not 1 <= length <= min(self._max_length, self.steps):
+            raise ValueError(
+                f"length is {length}, allowed: 1 to {min(self._max_length, self.steps)}, the"
+                " steps there are and max_length"
+            )
+        if not (math.isfinite(priority) and priority >= 0):
+            raise ValueError(f"priority is {priority}, allowed: finite, 0 or more")
+        self._cut()
+        used: list[_Block] = []
+        missing = length
+        for block in reversed(self._blocks):
+            used.append(block)
+            missing -= block.steps
+            if missing <= 0:
+                break
+        used.reverse()
+        shard = self._choose_shard()
+        blocks = {b.number: b.data for b in used if shard not in b.shards}
+        references = [b.number for b in used]
+        released = self._released[shard]
+        if self._layout.context:
+            number = next(self._ids)
+            blocks[number] = encode_context(self._layout, context or {})
+            references.append(number)
+            released = [*released, number]
+        unit = Unit(blocks, [(tuple(references), -missing, length, priority)], released)
+        self._shards[shard].submit(unit, timeout)
+        self._released[shard] = []
+        self.rerouted_items += shard != self._home
+        for block in used:
+            block.shards.add(shard)
+
+    def end_episode(self) -> None:
+        """Forgets all steps: no later item reaches back to them."""
+        self._buffer.steps = 0
+        while self._blocks:
+            self._forget_oldest()
+        for shard, released in self._released.items():
+            if released:
+                self._shards[shard].submit(Unit({}, [], released), None)
+        self._released.clear()
+
+    def _cut(self) -> None:
+        count = self._buffer.steps
+        if not count:
+            return
+        self._blocks.append(_Block(next(self._ids), self._buffer.encode(), count, set()))
+        total = self.steps
+        while total - self._blocks[0].steps >= self._max_length:
+            total -= self._blocks[0].steps
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        block = self._blocks.popleft()
+        for shard in block.shards:
+            self._released[shard].append(block.number)
+
+    def _choose_shard(self) -> int:
+        if self._shards[self._home].is_usable:
+            return self._home
+        for step in range(1, len(self._shards)):
+            shard = (self._home + step) % len(self._shards)
+            if self._shards[shard].is_usable:
+                return shard
+        return self._home
