@@ -15,6 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from services.actor.environments import checks
 from services.actor.environments.base import Environment, Observation
 from services.actor.seats import Seat
 from services.actor.watchdog import Watchdog
@@ -98,8 +99,18 @@ class Group:
         self._observation = bytearray(layout.total_bytes)
         blocks = layout.views(self._observation)
         self._float_blocks = [block.reshape(k, -1) for block in blocks if block.dtype == np.float32]
+        self._tensors = spec.observation
+        self._categories = [
+            (tensor, block)
+            for tensor, block in zip(spec.observation, blocks, strict=True)
+            if tensor.num_values
+        ]
         self._slices = [slice(at * agents, (at + 1) * agents) for at in range(len(self.seats))]
-        self._observation_rows = [tuple(block[rows] for block in blocks) for rows in self._slices]
+        casts = checks.casters(spec)
+        self._observation_rows = [
+            tuple(zip(casts, (block[rows] for block in blocks), strict=True))
+            for rows in self._slices
+        ]
         self._reward_rows = [self._reward[rows] for rows in self._slices]
         self._action_dtype = spec.action.dtype
         self._action_shape = (len(self.seats), agents, spec.action.size)
@@ -119,6 +130,11 @@ class Group:
     def absent(self) -> int:
         """Environments that are being replaced."""
         return sum(seat.environment is None for seat in self.seats)
+
+    @property
+    def busy(self) -> Seat | None:
+        """The seat whose environment is being called, if the pilot hangs in this group."""
+        return self.seats[self._cursor - 1] if self._cursor else None
 
     @property
     def is_deserted(self) -> bool:
@@ -153,7 +169,8 @@ class Group:
             self._cursor = at + 1
             self._advance(at)
         self._cursor = 0
-        self._lose_non_finite()
+        if not self._is_valid():
+            self._lose_invalid()
         environment_seconds = time.thread_time() - began
         absent = self.absent
         self.steps += len(self.seats) - absent
@@ -215,9 +232,10 @@ class Group:
             if transition is None:
                 self._write_first(at, seat, observation)
                 return
-            for row, value in zip(self._observation_rows[at], observation, strict=True):
-                row[...] = value
+            for (cast, row), value in zip(self._observation_rows[at], observation, strict=True):
+                row[...] = cast(value)
             self._reward_rows[at][...] = transition.reward
+            seat.steps += 1
             if transition.terminated or transition.truncated:
                 self._step_type[self._slices[at]] = _LAST
                 if transition.terminated:
@@ -235,39 +253,52 @@ class Group:
         seat.arrived = None
         seat.environment = environment
         seat.incarnation += 1
+        seat.steps = 0
         try:
             self._write_first(at, seat, observation)
         except Exception:
             self._lose(at, environment, traceback.format_exc())
 
     def _write_first(self, at: int, seat: Seat, observation: Observation) -> None:
-        for row, value in zip(self._observation_rows[at], observation, strict=True):
-            row[...] = value
+        for (cast, row), value in zip(self._observation_rows[at], observation, strict=True):
+            row[...] = cast(value)
         rows = self._slices[at]
         self._reward[rows] = 0.0
         self._step_type[rows] = _FIRST
         self._incarnation[rows] = seat.incarnation
         seat.needs_reset = False
 
-    def _lose_non_finite(self) -> None:
-        """Loses environments whose rewards or observations are not finite.
-
-        The learner would refuse the whole group for one of them.
-        """
+    def _is_valid(self) -> bool:
+        """Whether all rewards and observations are finite, and categories are categories."""
+        if not all(checks.are_categories(tensor, block) for tensor, block in self._categories):
+            return False
         # A sum of squares is the cheapest test; if it overflows, the exact one decides.
         total = float(np.dot(self._reward, self._reward))
         for block in self._float_blocks:
             flat = block.reshape(-1)
             total += float(np.dot(flat, flat))
         if math.isfinite(total):
-            return
-        finite = np.isfinite(self._reward)
-        for block in self._float_blocks:
-            finite &= np.isfinite(block).all(axis=1)
-        for at, rows in enumerate(self._slices):
-            environment = self.seats[at].environment
-            if environment is not None and not finite[rows].all():
-                self._lose(at, environment, "its reward or observation is not finite")
+            return True
+        return all(np.isfinite(block).all() for block in (self._reward, *self._float_blocks))
+
+    def _lose_invalid(self) -> None:
+        """Loses the environments that the learner would refuse the whole group for."""
+        for at, seat in enumerate(self.seats):
+            wrong = self._what_is_wrong(at)
+            if seat.environment is None or wrong is None:
+                continue
+            if self._step_type[self._slices[at]][0] != _FIRST:
+                seat.steps -= 1  # it does not count as one
+            self._lose(at, seat.environment, wrong)
+
+    def _what_is_wrong(self, at: int) -> str | None:
+        reward = self._reward_rows[at]
+        if not np.isfinite(reward).all():
+            return f"its reward is {reward[~np.isfinite(reward)][0]}, allowed: finite numbers"
+        rows = (row for _, row in self._observation_rows[at])
+        wrongs = map(checks.what_is_wrong, self._tensors, rows)
+        wrong = next(filter(None, wrongs), None)
+        return None if wrong is None else f"its {wrong}"
 
     def _hung(self, at: int) -> None:
         reason = f"it took longer than step_timeout_seconds ({self._timeout_seconds:g} s)"
@@ -279,6 +310,6 @@ class Group:
         rows = self._slices[at]
         self._step_type[rows] = _ABSENT
         self._reward[rows] = 0.0
-        for row in self._observation_rows[at]:
+        for _, row in self._observation_rows[at]:
             row[...] = 0
         self._lost(self, seat, environment, reason)

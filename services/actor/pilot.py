@@ -21,6 +21,10 @@ from services.actor.watchdog import Abandoned
 
 # How often a group without any environment looks for one.
 _DESERTED_POLL_SECONDS = 0.05
+# How long a loop still takes what gRPC has to report about its streams.
+_DRAIN_SECONDS = 0.1
+_ABANDONED_DRAIN_SECONDS = 1.0
+_DRAIN_STEPS = 20
 
 
 class Pilot:
@@ -43,8 +47,10 @@ class Pilot:
         self._connect = connect
         self._groups = groups
         self._ended = ended
+        self._is_abandoned = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._serving: list[asyncio.Task[None]] = []
         # A daemon: a hung environment must not keep the worker from ending.
         self._thread = threading.Thread(target=self._run, name="pilot", daemon=True)
         self._thread.start()
@@ -54,33 +60,51 @@ class Pilot:
         """Of the thread, as threading counts."""
         return self._thread.ident
 
-    def stop(self, timeout_seconds: float) -> None:
-        """Ends all streams and the thread, unless it hangs."""
+    def stop(self, timeout_seconds: float) -> bool:
+        """Ends all streams and the thread; returns False if it hangs."""
         if self._loop is not None and self._task is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed already
                 self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except Abandoned:
-            raise
         except (Finished, Refused) as end:
-            self._ended(end)
+            self._say(end)
         except asyncio.CancelledError:
             pass
         except BaseException:
-            self._ended(traceback.format_exc())
+            self._say(traceback.format_exc())
+
+    def _say(self, end: Exception | str) -> None:
+        if not self._is_abandoned:
+            self._ended(end)
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         client = self._connect()
         try:
-            await asyncio.gather(*(self._serve(client, group) for group in self._groups))
+            self._serving = [
+                asyncio.create_task(self._serve(client, group)) for group in self._groups
+            ]
+            await asyncio.gather(*self._serving)
         finally:
             await client.close()
+            await _drain(_ABANDONED_DRAIN_SECONDS if self._is_abandoned else _DRAIN_SECONDS)
+
+    def _step(self, group: Group) -> bool:
+        try:
+            return group.step()
+        except Abandoned:
+            # Another pilot has the groups and the membership. Cancelled here and now, the other
+            # tasks touch nothing any more; then the loop ends in order.
+            self._is_abandoned = True
+            for task in self._serving:
+                task.cancel()
+            raise asyncio.CancelledError from None
 
     async def _serve(self, client: LearnerClient, group: Group) -> None:
         deserted = Waiting()
@@ -88,7 +112,7 @@ class Pilot:
             lease = await client.lease()
             if group.lease is not lease:
                 group.begin(lease)
-            if group.request is None and not group.step():
+            if group.request is None and not self._step(group):
                 await self._wait_for_environment(group, deserted)
                 continue
             assert group.request is not None, "step made a request"
@@ -106,3 +130,15 @@ class Pilot:
             deserted.still(f"group {group.index}: all its environments are being replaced")
             await asyncio.sleep(_DESERTED_POLL_SECONDS)
         deserted.over(f"group {group.index} has an environment again")
+
+
+async def _drain(seconds: float) -> None:
+    """Waits for the last events of closed streams.
+
+    gRPC has one queue for all loops of the process, those of abandoned pilots included: an
+    event of a loop that is closed by then raises in the loop that finds it, and holds up those
+    behind it.
+    """
+    # In steps: if the process was held up meanwhile, the events still get their turns.
+    for _ in range(_DRAIN_STEPS):
+        await asyncio.sleep(seconds / _DRAIN_STEPS)

@@ -13,9 +13,10 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from services.actor.environments.base import Environment, Observation
+from services.actor.environments.checks import check_first
 from services.actor.watchdog import Abandoned, Watchdog
 from services.shared.rpc import Backoff
 from services.shared.specs import EnvironmentSpec
@@ -38,6 +39,8 @@ class Seat:
       needs_reset: The next call is a reset, not a step.
       arrived: A started environment and the first observation of its first episode, until the
         group takes it.
+      steps: Of the environment in it, without resets.
+      fruitless: Environments lost in a row before they had finished a step.
       born: When the last environment was started, by the monotonic clock.
       starts: Environments started here so far.
       backoff: Between starts.
@@ -49,13 +52,20 @@ class Seat:
     environment: Environment | None = None
     needs_reset: bool = False
     arrived: tuple[Environment, Observation] | None = None
+    steps: int = 0
+    fruitless: int = 0
     born: float = 0.0
     starts: int = 0
     backoff: Backoff = dataclasses.field(default_factory=Backoff)
 
 
 class Starter:
-    """Makes environments in threads of their own, so that the others are not disturbed."""
+    """Makes environments in threads of their own, so that the others are not disturbed.
+
+    Attributes:
+      spec: What the first environment showed; all others must be like it.
+      retired: Lost environments that have not been closed yet.
+    """
 
     def __init__(
         self,
@@ -72,7 +82,8 @@ class Starter:
           make: Makes the environment for a seat.
           watchdog: Gives up starts that take too long.
           timeout_seconds: For the construction and the first reset together.
-          attempts: Failures in a row after which `failed` is called.
+          attempts: Failures in a row after which `failed` is called: failed starts, or
+            environments of a seat that were lost before they had finished a step.
           arrived: Called by some thread when a seat's environment has arrived.
           failed: Called by some thread with the reason when a seat cannot be filled.
         """
@@ -84,19 +95,29 @@ class Starter:
         self._failed = failed
         self._stopping = threading.Event()
         self.spec: EnvironmentSpec | None = None
-        """What the first environment showed; all others must be like it."""
+        self.retired: list[Environment] = []
 
     def start(self, seat: Seat) -> None:
         """Starts the first environment of a seat."""
         self._spawn(seat, 1, 0.0, None)
 
-    def replace(self, seat: Seat, old: Environment | None) -> None:
+    def replace(self, seat: Seat, old: Environment | None, reason: str) -> None:
         """Starts another environment, after a while.
 
         Args:
           seat: It was lost.
           old: To be closed; None if it may still be running.
+          reason: Why it was lost.
         """
+        if old is not None:
+            self.retired.append(old)
+        seat.fruitless = 0 if seat.steps else seat.fruitless + 1
+        if seat.fruitless >= self._attempts:
+            self._failed(
+                f"{seat.name} was lost before it had finished a step, {seat.fruitless} times in a"
+                f" row; the last time:\n{reason}"
+            )
+            return
         if time.monotonic() - seat.born > _HEALTHY_SECONDS:
             seat.backoff.reset()
         self._spawn(seat, 1, seat.backoff.next(), old)
@@ -124,23 +145,25 @@ class Starter:
         made: list[Environment] = []
         try:
             if old is not None:
-                _close(old)
+                self.retired.remove(old)
+                close(old)
             seat.starts += 1
             made.append(self._make(seat))
             self._check(made[0].spec)
             observation = made[0].reset()
+            check_first(made[0].spec, observation)
         except BaseException:
             # Whatever user code raises, SystemExit included, is a failure of this environment.
             reason = traceback.format_exc()
             self._watchdog.end(call)
             for environment in made:
-                _close(environment)
+                close(environment)
             self._retry(seat, attempt, reason)
             return
         try:
             self._watchdog.end(call)
         except Abandoned:
-            _close(made[0])
+            close(made[0])
             raise
         seat.born = time.monotonic()
         seat.arrived = (made[0], observation)
@@ -167,6 +190,27 @@ class Starter:
             )
 
 
-def _close(environment: Environment) -> None:
-    with contextlib.suppress(Exception):  # it is broken already: nothing to learn from it
+def close(environment: Environment) -> None:
+    """Closes an environment that may be broken."""
+    with contextlib.suppress(BaseException):  # nobody needs it any more: nothing to learn
         environment.close()
+
+
+def close_all(environments: Iterable[Environment], total_seconds: float, seconds: float) -> None:
+    """Closes environments one after the other, but waits for none for long.
+
+    Args:
+      environments: None of them is in a call.
+      total_seconds: For all of them.
+      seconds: For each.
+    """
+    deadline = time.monotonic() + total_seconds
+    for environment in environments:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            _log.warning("not all environments could be closed within %g s", total_seconds)
+            return
+        # A thread for each: one that hangs is left behind, and goes with the process.
+        thread = threading.Thread(target=close, args=(environment,), daemon=True)
+        thread.start()
+        thread.join(min(seconds, left))

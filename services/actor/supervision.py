@@ -1,7 +1,7 @@
 """What a worker's supervisor tells it at its start, and what it reports back.
 
-The supervisor writes `WorkerSettings` to the worker's standard input; the worker writes one
-`Heartbeat` a line to a pipe that it inherits.
+The supervisor writes `WorkerSettings` as YAML to the worker's standard input; the worker writes
+one `Heartbeat` a line to a pipe that it inherits.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import select
 from typing import Annotated
 
 import pydantic
+import yaml
 
 from services.shared.config import ActorConfig
 
@@ -23,9 +25,14 @@ INCARNATIONS_PER_LAUNCH = 1 << 16
 
 
 class WorkerExit(enum.IntEnum):
-    """Exit statuses of a worker; all others mean that it crashed."""
+    """Why a worker ends, and its exit status.
+
+    The supervisor believes the last heartbeat, not the status: an environment may end the
+    process with any.
+    """
 
     FINISHED = 0
+    CRASHED = 1
     HOPELESS = 64
     """Another worker would fail in the same way; the reason is on standard error."""
     TERMINATED = 65
@@ -58,6 +65,17 @@ class WorkerSettings(_Message):
     keepalive_seconds: float
     config: ActorConfig
 
+    def dump(self) -> bytes:
+        """For the worker's standard input, see `load`."""
+        # YAML like the experiment: JSON has no infinity and no dates, and only strings as keys,
+        # all of which may be among an environment's arguments.
+        return yaml.safe_dump(self.model_dump()).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> WorkerSettings:
+        """Reads what `dump` wrote."""
+        return cls.model_validate(yaml.safe_load(data))
+
 
 class Heartbeat(_Message):
     """What a worker has done since its start.
@@ -71,6 +89,7 @@ class Heartbeat(_Message):
       steps: Environment steps.
       restarts: Environments that were lost.
       reconnects: Streams that were lost.
+      end: Why the worker ends; None while it goes on.
     """
 
     running: bool = False
@@ -81,14 +100,24 @@ class Heartbeat(_Message):
     steps: int = 0
     restarts: int = 0
     reconnects: int = 0
+    end: WorkerExit | None = None
 
 
-def send(fd: int, heartbeat: Heartbeat) -> None:
+def send(fd: int, heartbeat: Heartbeat, patience_seconds: float = 0.0) -> None:
     """Writes a heartbeat; one that the pipe has no room for is left out.
+
+    Args:
+      fd: The pipe, which does not block.
+      heartbeat: To be written.
+      patience_seconds: How long to wait for room.
 
     Raises:
       BrokenPipeError: The supervisor is gone.
     """
+    if patience_seconds:
+        poll = select.poll()
+        poll.register(fd, select.POLLOUT)
+        poll.poll(patience_seconds * 1000)
     line = heartbeat.model_dump_json().encode() + b"\n"
     with contextlib.suppress(BlockingIOError):
         os.write(fd, line)  # shorter than PIPE_BUF: all of it or nothing

@@ -1,7 +1,8 @@
 """Keeps the actor's workers alive; touches neither environments nor the learner itself.
 
 `services.actor.__main__` runs it. Workers report by heartbeats; one that dies or falls silent is
-started again under its old lease, so that only its unfinished unrolls are lost.
+started again under its old lease, so that only its unfinished unrolls are lost. Why a worker
+ended is what it said in its last heartbeat: its exit status may be an environment's.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 import types
 
+from services.actor.descendants import Family, adopt_orphans
 from services.actor.metrics import ActorMetrics
 from services.actor.supervision import Heartbeat, Receiver, WorkerExit, WorkerSettings
 from services.shared.config import ActorConfig
@@ -49,8 +51,17 @@ class WorkerProcess:
       is_finished: It said that training is over.
     """
 
-    def __init__(self, settings: WorkerSettings, selector: selectors.BaseSelector) -> None:
-        """Prepares a worker; `launch` starts it."""
+    def __init__(
+        self, settings: WorkerSettings, selector: selectors.BaseSelector, family: Family
+    ) -> None:
+        """Prepares a worker; `launch` starts it.
+
+        Args:
+          settings: For its first process.
+          selector: Where its heartbeats are waited for.
+          family: The supervisor's children.
+        """
+        self._family = family
         self._settings = settings
         self._config = settings.config
         self._selector = selector
@@ -90,10 +101,11 @@ class WorkerProcess:
             process_group=0,
             env={**dict.fromkeys(_ONE_THREAD, "1"), **os.environ},
         )
+        self._family.workers.add(self._process.pid)
         os.close(write_end)
         assert self._process.stdin is not None, "it is a pipe"
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(settings.model_dump_json().encode())
+            stdin.write(settings.dump())
         self._receiver = Receiver()
         self._selector.register(self._pipe, selectors.EVENT_READ, self)
         self._heard = self._launched = time.monotonic()
@@ -150,7 +162,7 @@ class WorkerProcess:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process and everything in its process group, if it still exists."""
+        """Kills the process and everything that it has started, if it still exists."""
         if self._process is not None:
             self._kill()
             self._forget()
@@ -160,6 +172,8 @@ class WorkerProcess:
         return f"worker {self._settings.worker} (process {self.pid})"
 
     def _patience(self) -> float:
+        if self.heartbeat.end is not None:  # only to close its environments
+            return _TERMINATE_SECONDS
         busy = self._config.step_timeout_seconds
         if not self.heartbeat.running or self.heartbeat.absent:
             busy = max(busy, self._config.start_timeout_seconds)
@@ -178,6 +192,9 @@ class WorkerProcess:
         return self._process.wait()
 
     def _forget(self) -> None:
+        if self._process is not None:
+            self._family.workers.discard(self._process.pid)
+            self._family.end_strays()  # they came here when it died
         self._process = None
         if self._pipe >= 0:
             self._selector.unregister(self._pipe)
@@ -190,12 +207,12 @@ class WorkerProcess:
             self.read()
             if self._heard == before:
                 break
-        name, ran = self._name, self.heartbeat.running
+        name, ran, end = self._name, self.heartbeat.running, self.heartbeat.end
         self.kill()  # what its environments left behind
-        if status == WorkerExit.FINISHED:
+        if end is WorkerExit.FINISHED:
             self.is_finished = True
             return
-        if status == WorkerExit.HOPELESS:
+        if end is WorkerExit.HOPELESS:
             raise Hopeless(f"{name} cannot go on, for the reason above")
         how = f"signal {-status}" if status < 0 else f"status {status}"
         self._failures += not ran
@@ -226,6 +243,8 @@ class Supervisor:
           workers: How many.
           keepalive_seconds: Of the connections to the learner.
         """
+        adopt_orphans()
+        self._family = Family()
         self._selector = selectors.DefaultSelector()
         self._workers = [
             WorkerProcess(
@@ -240,6 +259,7 @@ class Supervisor:
                     config=config,
                 ),
                 self._selector,
+                self._family,
             )
             for worker in range(workers)
         ]

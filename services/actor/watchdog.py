@@ -15,7 +15,7 @@ from collections.abc import Callable
 class Abandoned(SystemExit):
     """The thread's call took too long, and another thread goes on in its place.
 
-    As a SystemExit it passes through an event loop at once, ends the thread and prints nothing.
+    As a SystemExit it ends a thread and prints nothing.
     """
 
 

@@ -17,15 +17,16 @@ import time
 import traceback
 import types
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
-from services.actor import environments, supervision
+from services.actor import descendants, environments, supervision
 from services.actor.environments.base import Environment
 from services.actor.groups import CpuMeter, Group
 from services.actor.learner_client import Finished, LearnerClient, Membership
 from services.actor.pilot import Pilot
-from services.actor.seats import Seat, Starter
+from services.actor.seats import Seat, Starter, close_all
 from services.actor.supervision import Heartbeat, WorkerExit, WorkerSettings
 from services.actor.waiting import SAY_EVERY_SECONDS, Waiting
 from services.actor.watchdog import Watchdog
@@ -33,7 +34,11 @@ from services.shared import processes, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 
 _TICK_SECONDS = 0.1
+# Together they leave time before the supervisor kills the worker.
 _STOP_SECONDS = 2.0
+_CLOSE_SECONDS = 2.0
+_CLOSE_ONE_SECONDS = 0.5
+_LAST_WORD_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +46,7 @@ _log = logging.getLogger(__name__)
 class _End(Exception):
     """The worker has to end."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: WorkerExit) -> None:
         super().__init__(status)
         self.status = status
 
@@ -74,7 +79,7 @@ class Worker:
         self._answers = Waiting()
         self._wake = threading.Event()
         # The first reason to end; written by any thread, `setdefault` is atomic.
-        self._end: dict[str, int] = {}
+        self._end: dict[str, WorkerExit] = {}
 
     def run(self) -> int:
         """Works until there is a reason to end.
@@ -92,13 +97,30 @@ class Worker:
             return end.status
         finally:
             self._starter.stop()
-            if self._pilot is not None:
-                self._pilot.stop(_STOP_SECONDS)
+            stopped = self._pilot is None or self._pilot.stop(_STOP_SECONDS)
+            close_all(self._idle(stopped), _CLOSE_SECONDS, _CLOSE_ONE_SECONDS)
 
-    def end(self, status: int) -> None:
-        """Makes `run` return; the first status counts. For any thread and signal handlers."""
+    def terminate(self) -> None:
+        """Makes `run` return soon; for signal handlers.
+
+        Nothing here takes a lock: the handler's own thread may hold it.
+        """
+        self._end.setdefault("status", WorkerExit.TERMINATED)
+
+    def _finish(self, status: WorkerExit) -> None:
+        """Makes `run` return; the first status counts."""
         self._end.setdefault("status", status)
         self._wake_up()
+
+    def _idle(self, stopped: bool) -> Iterator[Environment]:
+        """The environments that are in no call; the pilot has one of them if it hangs."""
+        busy = [] if stopped else [group.busy for group in self._groups]
+        for seat in (seat for seats in self._seats for seat in seats):
+            if seat.environment is not None and seat not in busy:
+                yield seat.environment
+            if seat.arrived is not None:
+                yield seat.arrived[0]
+        yield from list(self._starter.retired)
 
     def _wake_up(self) -> None:
         self._wake.set()
@@ -106,18 +128,19 @@ class Worker:
     def _hopeless(self, reason: str) -> None:
         if not self._end:
             _log.error("this actor cannot go on: %s", reason)
-        self.end(WorkerExit.HOPELESS)
+        self._finish(WorkerExit.HOPELESS)
 
     def _tick(self) -> None:
         self._wake.wait(_TICK_SECONDS)
         self._wake.clear()
         self._watchdog.check()
+        if self._end:
+            self._report(_LAST_WORD_SECONDS)  # without it the supervisor takes it for a crash
+            raise _End(self._end["status"])
         if time.monotonic() - self._reported >= supervision.HEARTBEAT_SECONDS:
             self._report()
-        if self._end:
-            raise _End(self._end["status"])
 
-    def _report(self) -> None:
+    def _report(self, patience_seconds: float = 0.0) -> None:
         now = self._reported = time.monotonic()
         member = self._membership
         heartbeat = Heartbeat(
@@ -129,9 +152,10 @@ class Worker:
             steps=sum(group.steps for group in self._groups),
             restarts=self._restarts,
             reconnects=member.reconnects,
+            end=self._end.get("status"),
         )
         try:
-            supervision.send(self._settings.heartbeat_fd, heartbeat)
+            supervision.send(self._settings.heartbeat_fd, heartbeat, patience_seconds)
         except BrokenPipeError:
             raise _End(WorkerExit.TERMINATED) from None
         silent = [g.asked for g in self._groups if g.index in member.connected and g.request]
@@ -193,7 +217,7 @@ class Worker:
         else:
             _log.error("%s is being replaced: %s", where, reason)
         self._report()  # from now on the supervisor allows for a start
-        self._starter.replace(seat, environment)
+        self._starter.replace(seat, environment, reason)
 
     def _stack(self) -> str:
         thread_id = self._pilot.thread_id if self._pilot is not None else None
@@ -207,12 +231,12 @@ class Worker:
     def _pilot_ended(self, end: Exception | str) -> None:
         if isinstance(end, Finished):
             _log.info("training is finished")
-            self.end(WorkerExit.FINISHED)
+            self._finish(WorkerExit.FINISHED)
         elif isinstance(end, Exception):
             self._hopeless(str(end))
         else:
             _log.error("the pilot crashed:\n%s", end)
-            self.end(1)
+            self._finish(WorkerExit.CRASHED)
 
     def _connect(self) -> LearnerClient:
         settings, config = self._settings, self._settings.config
@@ -247,7 +271,8 @@ class Worker:
 def main() -> int:
     """Runs a worker with the settings on standard input."""
     processes.die_with_parent()
-    settings = WorkerSettings.model_validate_json(sys.stdin.buffer.read())
+    descendants.adopt_orphans()
+    settings = WorkerSettings.load(sys.stdin.buffer.read())
     if os.getppid() != settings.supervisor_pid:  # it ended before the line above
         return WorkerExit.TERMINATED
     logging.basicConfig(
@@ -262,7 +287,7 @@ def main() -> int:
     worker = Worker(settings)
 
     def terminate(signum: int, frame: types.FrameType | None) -> None:
-        worker.end(WorkerExit.TERMINATED)
+        worker.terminate()
 
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, terminate)

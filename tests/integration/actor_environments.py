@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import pathlib
 import signal
+import subprocess
 import time
 from typing import Any
 
@@ -22,7 +24,7 @@ class MarkedEnvironment(Environment):
     """Shows float32 (number in its process, episode, step, process id) and one uint8.
 
     Episodes take `length` steps and end in turns by termination and truncation. `faults` says
-    what the environments with these numbers do at their step `at`.
+    what the environments with these numbers ("*": all) do at their step `at`.
     """
 
     def __init__(
@@ -35,7 +37,8 @@ class MarkedEnvironment(Environment):
     ) -> None:
         self.number = next(_made)
         self._length = length
-        self._fault = (faults or {}).get(str(self.number), "")
+        faults = faults or {}
+        self._fault = faults.get(str(self.number), faults.get("*", ""))
         self._at = at
         self._steps = 0
         self._floats = np.zeros((agents, 4), np.float32)
@@ -81,10 +84,40 @@ class MarkedEnvironment(Environment):
             ctypes.PyDLL(None).sleep(3600)  # with the interpreter's lock
         elif self._fault == "crash":
             ctypes.string_at(0)
+        elif self._fault.startswith("status"):
+            os._exit(int(self._fault.split()[1]))
         elif self._fault == "nan observation":
             self._floats[-1, 2] = np.nan
         elif self._fault == "nan reward":
             reward[-1] = np.nan
+
+
+class SimulatedEnvironment(MarkedEnvironment):
+    """Starts two simulators that no process group and no session tells from a stranger.
+
+    Each one's process id is the name of a file in `folder`; `close` adds "closed" to it, and
+    leaves the simulators running.
+    """
+
+    def __init__(self, *, folder: str, closes_in: float = 0.0) -> None:
+        super().__init__()
+        self._closes_in = closes_in
+        # The second is an orphan from its start.
+        script = f"(setsid sleep 600 & echo > {folder}/$!); exec sleep 600"
+        process = subprocess.Popen(["sh", "-c", script], start_new_session=True, env={})
+        self._file = pathlib.Path(folder) / str(process.pid)
+        self._file.touch()
+
+    def close(self) -> None:
+        time.sleep(self._closes_in)
+        self._file.write_text("closed")
+
+
+class NanEnvironment(MarkedEnvironment):
+    """Shows nothing but NaN from the start."""
+
+    def reset(self) -> Observation:
+        return self._byte, self._floats * np.nan
 
 
 class NoopEnvironment(Environment):
@@ -110,6 +143,14 @@ class NoopEnvironment(Environment):
 
 def marked(**arguments: Any) -> MarkedEnvironment:
     return MarkedEnvironment(**arguments)
+
+
+def simulated(**arguments: Any) -> SimulatedEnvironment:
+    return SimulatedEnvironment(**arguments)
+
+
+def nan_start() -> NanEnvironment:
+    return NanEnvironment()
 
 
 def unstartable() -> Environment:

@@ -178,7 +178,7 @@ def test_broken_environments_are_replaced(learner: FakeLearner, start_actor: Sta
     _check_undisturbed(_only(learner, 1), 0)
     assert actor.workers() == [worker]
     assert "RuntimeError: broken on purpose" in actor.text
-    assert actor.text.count("its reward or observation is not finite") == 2
+    assert actor.text.count("is nan, allowed: finite numbers") == 2
 
 
 def test_a_hung_environment_is_replaced(learner: FakeLearner, start_actor: StartActor) -> None:
@@ -200,6 +200,9 @@ def test_a_hung_environment_is_replaced(learner: FakeLearner, start_actor: Start
                 _check_undisturbed(records, row)
     assert actor.workers() == [worker]
     assert "sleep(2.0)" in actor.text  # where it hung
+    # The abandoned thread ended without a word.
+    for noise in ("Traceback", "Exception in thread", "never retrieved", "loop is closed"):
+        assert noise not in actor.text
 
 
 def test_a_group_without_environments_waits(learner: FakeLearner, start_actor: StartActor) -> None:
@@ -259,6 +262,84 @@ def test_a_worker_that_hangs_or_crashes_is_started_again(
     assert learner.joins[1].lease_token == "lease 1"
     # Where it was, from the interpreter's own fault handler.
     assert "in _break" in actor.text
+
+
+@pytest.mark.parametrize("status", [0, 64])
+def test_an_environment_cannot_end_the_training(
+    learner: FakeLearner, start_actor: StartActor, status: int
+) -> None:
+    actor = start_actor(environment_arguments={"faults": {"1": f"status {status}"}, "at": 100})
+    learner.wait_for(lambda: len(learner.joins) == 3)  # twice
+    assert actor.process.poll() is None
+    assert f"ended with status {status}; another one starts" in actor.text
+
+
+def test_environments_that_never_finish_a_step_end_the_actor(start_actor: StartActor) -> None:
+    actor = start_actor(environment_arguments={"faults": {"*": "raise"}, "at": 1}, start_attempts=2)
+    assert actor.process.wait(20) == 1
+    assert "was lost before it had finished a step, 2 times in a row" in actor.text
+    assert "RuntimeError: broken on purpose" in actor.text
+
+
+def _simulators(folder: pathlib.Path, count: int) -> list[psutil.Process]:
+    deadline = time.monotonic() + 20
+    while len(names := [path.name for path in folder.iterdir()]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [psutil.Process(int(name)) for name in names]
+
+
+def _simulated(folder: pathlib.Path, **arguments: Any) -> dict[str, Any]:
+    return {
+        "environment": "tests.integration.actor_environments:simulated",
+        "environment_arguments": {"folder": str(folder), **arguments},
+        "groups": 1,
+        "environments_per_group": 2,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "simulators"
+    path.mkdir()
+    return path
+
+
+def test_a_dead_worker_leaves_nothing_behind(
+    learner: FakeLearner, start_actor: StartActor, folder: pathlib.Path
+) -> None:
+    actor = start_actor(**_simulated(folder), workers=2)
+    simulators = _simulators(folder, 8)
+    learner.wait_for_records(5)
+    victim, other = actor.workers()
+    theirs = {p: victim.pid in [a.pid for a in p.parents()] for p in simulators}
+    assert list(theirs.values()).count(True) == 4
+    victim.kill()
+    mine = [p for p in simulators if theirs[p]]
+    _, alive = psutil.wait_procs(mine, 5)
+    assert not alive
+    learner.wait_for(lambda: len(learner.joins) == 3)
+    assert other.is_running()
+    assert all(p.is_running() for p in simulators if not theirs[p])
+    actor.end()
+
+
+@pytest.mark.parametrize("how", ["signal", "finished", "hung close"])
+def test_environments_are_closed_at_the_end(
+    learner: FakeLearner, start_actor: StartActor, folder: pathlib.Path, how: str
+) -> None:
+    actor = start_actor(**_simulated(folder, closes_in=60.0 if how == "hung close" else 0.0))
+    simulators = _simulators(folder, 4)
+    learner.wait_for_records(5)
+    if how == "finished":
+        learner.is_finished = True
+        assert actor.process.wait(15) == 0
+    else:
+        assert actor.end() < 5
+    _, alive = psutil.wait_procs(simulators, 2)
+    assert not alive
+    closed = [path.read_text() for path in folder.iterdir()].count("closed")
+    assert closed == (0 if how == "hung close" else 2)
 
 
 def test_the_unanswered_request_is_repeated(learner: FakeLearner, start_actor: StartActor) -> None:
@@ -380,6 +461,7 @@ def test_signals(learner: FakeLearner, start_actor: StartActor, number: signal.S
         ("unstartable", "RuntimeError: the simulator's licence has expired"),
         ("hanging_start", "longer than start_timeout_seconds"),
         ("crashing_start", "in crashing_start"),
+        ("nan_start", "observation 'mark' is nan, allowed: finite numbers"),
         ("missing", "module 'tests.integration.actor_environments' has no callable 'missing'"),
     ],
 )

@@ -60,4 +60,8 @@ class Environment(abc.ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to free
-        """Frees what the environment holds."""
+        """Frees what the environment holds; called by another thread than the steps.
+
+        At the end of the actor all environments of a worker have 2 s together, and each is
+        waited for 0.5 s at most; what they started is killed after it.
+        """

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from services.actor.environments.base import Environment, Observation, Transition
+from services.actor.environments.checks import Caster
 from services.shared.specs import (
     ActionSpec,
     ContinuousActionSpec,
@@ -58,7 +59,7 @@ class GymEnvironment(Environment):
             array = np.zeros((1, *tensor.storage_shape), tensor.storage_dtype)
             tensors.append(tensor)
             arrays.append(array)
-            self._writers.append((path, _writer(space, array)))
+            self._writers.append((path, _writer(name, space, array)))
         # Most observations are one tensor: no path to walk at each step.
         self._only = self._writers[0][1] if [p for p, _ in self._writers] == [()] else None
         self._observation = tuple(arrays)
@@ -151,7 +152,7 @@ def _box_type(space: spaces.Box) -> DataType:
     raise ValueError(f"element type {dtype}, allowed: integers, floats and bool")
 
 
-def _writer(space: spaces.Space[Any], array: npt.NDArray[Any]) -> Writer:
+def _writer(name: str, space: spaces.Space[Any], array: npt.NDArray[Any]) -> Writer:
     row = array[0]
     if isinstance(space, spaces.MultiBinary) or (
         isinstance(space, spaces.Box) and np.dtype(space.dtype) == np.bool_
@@ -168,12 +169,12 @@ def _writer(space: spaces.Space[Any], array: npt.NDArray[Any]) -> Writer:
     start: Any = 0
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
         start = space.start
-    shape = row.shape
+    shape, cast = row.shape, Caster(name, array.dtype)
 
     def write(value: Any) -> None:
         if np.shape(value) != shape:  # assignment would broadcast it
             raise ValueError(f"shape {np.shape(value)}, the space has {shape}")
-        array[0] = value
+        array[0] = cast(value)
 
     def write_from_start(value: Any) -> None:
         write(value - start)

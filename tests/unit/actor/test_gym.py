@@ -105,6 +105,37 @@ def test_an_observation_of_another_shape_is_an_error(shown: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("space", "shown", "message"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([300, -1]), "from -1 to 300"),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([0.1, 1.0]), "element type float64"),
+        (spaces.Box(0, 9, (), np.int32), 2**40, "from 1099511627776"),
+        (spaces.Discrete(3, start=-1), 0.5, "element type float64"),
+    ],
+)
+def test_values_that_would_change_are_an_error(space: Any, shown: Any, message: str) -> None:
+    environment, _ = _adapt(space, [shown])
+    with pytest.raises(ValueError, match=message):
+        environment.reset()
+
+
+@pytest.mark.parametrize(
+    ("space", "shown"),
+    [
+        (spaces.Box(0, 255, (2,), np.uint8), [3, 255]),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([3, 255])),
+        (spaces.Box(0, 255, (), np.uint8), True),
+        (spaces.Box(-5, 9, (2,), np.int64), (3, -5)),
+        (spaces.Box(0, 1, (2,), np.float32), [0, 1]),
+        (spaces.Discrete(3), 2),
+    ],
+)
+def test_python_values_that_fit(space: Any, shown: Any) -> None:
+    environment, _ = _adapt(space, [shown])
+    assert environment.reset()[0][0].tolist() == np.asarray(shown).tolist()
+
+
+@pytest.mark.parametrize(
     ("space", "spec", "action", "given"),
     [
         (spaces.Discrete(3, start=-1), DiscreteActionSpec((3,)), np.array([2], np.int32), 1),
