@@ -280,7 +280,7 @@ def load(source: str, overrides: list[str] | None = None) -> Experiment:
 
 def dump(experiment: Experiment) -> str:
     """The experiment as the YAML that `load` reads, every default spelt out."""
-    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False)
+    return yaml.safe_dump(experiment.model_dump(), sort_keys=False)
 
 
 def presets() -> list[str]:
