@@ -99,9 +99,11 @@ class LearnerClient:
         self._joining = asyncio.Lock()
         self._streams: dict[int, Any] = {}
         self._backoff: dict[int, rpc.Backoff] = {}
+        self._closing = False
 
     async def close(self) -> None:
         """Ends all streams."""
+        self._closing = True
         await self._channel.close()
 
     async def lease(self) -> inference_pb2.JoinResponse:
@@ -222,6 +224,8 @@ class LearnerClient:
         if stream is not None:
             stream.cancel()
         member.connected.discard(group)
+        if self._closing:  # one group was told that training is over, and ended the others
+            raise asyncio.CancelledError
         if member.lease is not lease:
             raise LeaseLost
         member.reconnects += 1

@@ -26,7 +26,7 @@ def test_frames_are_stacked_oldest_first_and_repeat_the_first_one() -> None:
 
 
 def test_a_batch_goes_when_it_is_full() -> None:
-    harness = Harness(slots=8, inference_batch_size=4, inference_max_wait_seconds=1000)
+    harness = Harness(slots=8, inference_batch_size=4, inference_max_wait_seconds=60)
     groups = harness.lease(3, 2)
     harness.send(groups[0], FIRST)
     harness.loop.step()
@@ -40,7 +40,7 @@ def test_a_batch_goes_when_it_is_full() -> None:
 
 
 def test_a_batch_goes_when_every_live_group_has_reported() -> None:
-    harness = Harness(slots=8, inference_batch_size=8, inference_max_wait_seconds=1000)
+    harness = Harness(slots=8, inference_batch_size=8, inference_max_wait_seconds=60)
     groups = harness.lease(2, 2)
     harness.send(groups[0], FIRST)
     harness.loop.step()
@@ -87,7 +87,7 @@ def test_three_of_eight_slots_alive_are_answered(
 
 
 def test_a_dead_actor_does_not_count_as_one_that_can_report() -> None:
-    harness = Harness(slots=4, inference_batch_size=4, inference_max_wait_seconds=1000)
+    harness = Harness(slots=4, inference_batch_size=4, inference_max_wait_seconds=60)
     first, second = harness.lease(2, 2)
     harness.send(first, FIRST)
     harness.loop.step()
@@ -98,7 +98,7 @@ def test_a_dead_actor_does_not_count_as_one_that_can_report() -> None:
 
 
 def test_two_incarnations_in_one_open_batch_the_newer_counts() -> None:
-    harness = Harness(slots=2, inference_batch_size=2, inference_max_wait_seconds=1000)
+    harness = Harness(slots=2, inference_batch_size=2, inference_max_wait_seconds=60)
     leases = harness.direct.leases
     lease, other_lease = leases.join("a", 1, 1, ""), leases.join("b", 1, 1, "")
     group, other = leases.open(lease.token, 0, 0), leases.open(other_lease.token, 0, 0)
@@ -118,7 +118,7 @@ def test_two_incarnations_in_one_open_batch_the_newer_counts() -> None:
 
 
 def test_groups_larger_than_the_batch_size_go_alone() -> None:
-    harness = Harness(slots=8, inference_batch_size=2, inference_max_wait_seconds=1000)
+    harness = Harness(slots=8, inference_batch_size=2, inference_max_wait_seconds=60)
     groups = harness.lease(2, 4)
     for group in groups:
         harness.send(group, FIRST)
