@@ -1,4 +1,4 @@
-"""`python -m services.replay --config FILE`: stores and samples sequences until SIGTERM."""
+"""`python -m services.replay --experiment FILE`: stores and samples sequences until SIGTERM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import ctypes
 import logging
 import sys
 
-from services.replay import config, server
-from services.shared import processes
+from services.replay import server
+from services.shared import config, processes
 
 # From malloc.h.
 _M_MMAP_THRESHOLD = -3
@@ -39,7 +39,7 @@ def main() -> int:
       The exit status: 0 on SIGTERM, 2 if it cannot start with these settings.
     """
     parser = argparse.ArgumentParser(prog="python -m services.replay", description=__doc__)
-    parser.add_argument("--config", required=True, help="a YAML file, see docs/replay.md")
+    parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument(
         "--child", action="store_true", help="end when the parent process ends, however it ends"
@@ -52,7 +52,7 @@ def main() -> int:
     )
     _map_large_messages()
     try:
-        asyncio.run(server.serve(config.load(arguments.config, arguments.overrides)))
+        asyncio.run(server.serve(config.load_replay(arguments.experiment, arguments.overrides)))
     except (config.ConfigError, server.CannotStart, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2

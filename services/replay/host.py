@@ -14,12 +14,12 @@ import numpy as np
 
 from services.replay import ingest, snapshot
 from services.replay.blocks import Chunk
-from services.replay.config import PersistenceConfig, TableConfig
 from services.replay.items import ChosenItems, KeyArray
 from services.replay.recovery import Layout, Recovered
 from services.replay.segment_log import INSERT_HEADER, Kind, LogFailed, SegmentLog
 from services.replay.table import Table
 from services.replay.waits import Waits, Writer
+from services.shared.config import PersistenceConfig, TableConfig
 from services.shared.rpc import StatusError
 
 # Writers that may still send their last message again; a run has far fewer.
@@ -40,10 +40,10 @@ class TableHost:
     """
 
     def __init__(
-        self, config: TableConfig, persistence: PersistenceConfig, seed: int | None
+        self, name: str, config: TableConfig, persistence: PersistenceConfig, seed: int | None
     ) -> None:
         """Creates the host of an empty table; `recovered` makes it ready."""
-        self.table = Table(config, seed, self._chunk_freed, self._used_up)
+        self.table = Table(name, config, seed, self._chunk_freed, self._used_up)
         self.layout: Layout | None = None
         self.log: SegmentLog | None = None
         self.lost_items = 0
@@ -57,7 +57,7 @@ class TableHost:
     def directory(self) -> pathlib.Path | None:
         """Where the table is persisted."""
         base = self._persistence.directory
-        return None if base is None else pathlib.Path(base) / self.table.config.name
+        return None if base is None else pathlib.Path(base) / self.table.name
 
     def recovered(self, recovered: Recovered) -> None:
         """Takes what the log had; the table has its items already."""
@@ -77,7 +77,7 @@ class TableHost:
             return
         raise StatusError(
             grpc.StatusCode.FAILED_PRECONDITION,
-            f"table {self.table.config.name!r} has layout {_named(self.layout)}, the {who} has"
+            f"table {self.table.name!r} has layout {_named(self.layout)}, the {who} has"
             f" {_named(layout)}",
         )
 

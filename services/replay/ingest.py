@@ -8,11 +8,11 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from services.replay import messages
 from services.replay.items import ItemArrays, KeyArray
 from services.replay.sum_tree import FloatArray, IntArray
 from services.replay.table import Table
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import messages
 from services.shared.rpc import StatusError
 
 

@@ -145,7 +145,7 @@ class _Reader:
         try:
             items = blocks.take(table, kept, generations[keep], segment)
         except StatusError as error:  # the limits are smaller than they were
-            _log.warning("left out of table %s: %s", table.config.name, error.message)
+            _log.warning("left out of table %s: %s", table.name, error.message)
             result.lost_items += int(np.count_nonzero(keep))
             return
         table.insert(items)

@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from services.replay import messages
 from services.replay.host import TableHost
 from services.replay.ingest import invalid
-from services.replay.items import ChosenItems, importance_weights
+from services.replay.items import ChosenItems
 from services.replay.recovery import Layout
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import messages
+from services.shared.replay.weights import importance_weights
 
 _Request = TypeVar("_Request", bound=Message)
 

@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Iterator
 
-from services.replay.config import PersistenceConfig
+from services.shared.config import PersistenceConfig
 
 MAGIC = b"seedpod replay log 1\n"
 HEADER = struct.Struct("<IIB")  # crc32 of what follows it, size of the body, kind

@@ -16,11 +16,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services.replay import recovery, segment_log, status
-from services.replay.config import ReplayConfig
 from services.replay.host import TableHost
 from services.replay.recovery import Progress, Recovered
 from services.replay.servicer import SERVICE, ReplayServicer
 from services.shared import rpc
+from services.shared.config import ReplayConfig
 
 _STOP_GRACE_SECONDS = 1.0
 _PROGRESS_SECONDS = 5.0
@@ -45,7 +45,8 @@ async def serve(config: ReplayConfig) -> None:
     lock = _lock_directory(config.persistence.directory)
     progress = Progress()
     hosts = {
-        table.name: TableHost(table, config.persistence, config.seed) for table in config.tables
+        name: TableHost(name, table, config.persistence, config.seed)
+        for name, table in config.tables.items()
     }
     servicer = ReplayServicer(config, hosts, progress)
     server = grpc.aio.server(options=rpc.server_options(config.keepalive_seconds, reuse_port=False))

@@ -14,15 +14,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.replay import messages
-from services.replay.config import ReplayConfig
 from services.replay.host import TableHost
 from services.replay.ingest import invalid
 from services.replay.insert_stream import InsertStream
 from services.replay.recovery import Progress
 from services.replay.replies import describe, parse, replies, to_layout, update
 from services.replay.status import table_status
+from services.shared.config import ReplayConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import messages
 from services.shared.rpc import MAX_MESSAGE_BYTES, StatusError
 
 SERVICE = "seedpod.replay.v1.ReplayService"
@@ -213,7 +213,7 @@ class ReplayServicer:
             table = host.table
             raise StatusError(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"table {table.config.name!r} allowed no batch of {request.batch_size} within"
+                f"table {table.name!r} allowed no batch of {request.batch_size} within"
                 f" {timeout:.1f} s: {table.limiter.describe(table.items)}",
             ) from None
         try:

@@ -10,9 +10,9 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.replay.config import ReplayConfig
 from services.replay.host import TableHost
 from services.replay.recovery import Progress
+from services.shared.config import ReplayConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 
 _QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -23,7 +23,7 @@ def table_status(host: TableHost) -> replay_pb2.TableStatus:
     """One table's part of GetStatus."""
     table, limiter = host.table, host.table.limiter
     status = replay_pb2.TableStatus(
-        name=table.config.name,
+        name=table.name,
         items=table.items,
         bytes=table.blocks.bytes,
         max_items=table.config.max_items,

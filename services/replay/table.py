@@ -16,7 +16,6 @@ import numpy.typing as npt
 from services.replay import selectors
 from services.replay.age_queue import AgeQueue
 from services.replay.blocks import BlockStore, Chunk
-from services.replay.config import TableConfig
 from services.replay.items import (
     PLACE_BITS,
     ChosenItems,
@@ -28,6 +27,7 @@ from services.replay.items import (
 )
 from services.replay.rate_limiter import RateLimiter
 from services.replay.sum_tree import FloatArray, IntArray
+from services.shared.config import TableConfig
 from services.shared.rpc import StatusError
 
 # Removing a little at a time never removes much more than needed.
@@ -47,6 +47,7 @@ class Table:
 
     def __init__(
         self,
+        name: str,
         config: TableConfig,
         seed: int | None = None,
         on_free: Callable[[Chunk], None] | None = None,
@@ -55,11 +56,13 @@ class Table:
         """Creates an empty table.
 
         Args:
+          name: For messages.
           config: Its limits.
           seed: Of the draws.
           on_free: Called with each chunk whose memory is freed.
           on_used_up: Called with the keys of items that left by `max_times_sampled`.
         """
+        self.name = name
         self.config = config
         self.blocks = BlockStore(on_free)
         self.limiter = RateLimiter(
@@ -115,7 +118,7 @@ class Table:
         if self.blocks.bytes + size > limit:
             raise StatusError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"table {self.config.name!r}: no room for {size} bytes; of max_bytes {limit}"
+                f"table {self.name!r}: no room for {size} bytes; of max_bytes {limit}"
                 f" {self.blocks.bytes} are blocks that writers or readers hold, no item is left",
             )
         return self.blocks.add(payload, size, sizes, items, segment)
@@ -133,7 +136,7 @@ class Table:
             i = int(np.argmin(valid))
             raise StatusError(
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"table {self.config.name!r}: priority {i} is {priorities[i]}, allowed: finite,"
+                f"table {self.name!r}: priority {i} is {priorities[i]}, allowed: finite,"
                 f" 0 or more, and at most {selectors.MAX_WEIGHT:g} to the power of"
                 f" {self.config.priority_exponent} (priority_exponent)",
             )
@@ -153,7 +156,7 @@ class Table:
         if sizes.max() > self.config.max_bytes:
             raise StatusError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"table {self.config.name!r}: an item of {sizes.max()} bytes, the whole table may"
+                f"table {self.name!r}: an item of {sizes.max()} bytes, the whole table may"
                 f" have {self.config.max_bytes} (max_bytes)",
             )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from services.replay.client import Field, ReplayClient, SequenceLayout, SlotWriter
+from services.shared.replay import Field, ReplayClient, SequenceLayout, SlotWriter
 from tests.integration.replay_server import ReplayServer
 
 BATCH = 64

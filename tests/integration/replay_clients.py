@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from services.replay.client import Field, SequenceLayout
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import Field, SequenceLayout
 from tests.integration.replay_server import ReplayServer
 
 TIMEOUT = 20.0

@@ -36,20 +36,20 @@ class ReplayServer:
         self._config = folder / "replay.yaml"
         document = {
             "address": self.address,
-            "tables": [{"name": "sequences", **table}],
+            "tables": {"sequences": table},
             "metrics_port": 0,
             "metrics_host": "127.0.0.1",
             "keepalive_seconds": 1.0,
             "seed": 0,
             **settings,
         }
-        self._config.write_text(json.dumps(document))
+        self._config.write_text(json.dumps({"replay": document}))
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, wait: bool = True) -> ReplayServer:
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "services.replay", "--child", "--config", self._config],
+                [sys.executable, "-m", "services.replay", "--child", "--experiment", self._config],
                 stderr=log,
                 stdout=log,
             )

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from services.replay.client import (
+from services.shared import rpc
+from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import (
     Field,
     ReplayClient,
     ReplayError,
@@ -23,8 +25,6 @@ from services.replay.client import (
     SequenceLayout,
     SlotWriter,
 )
-from services.shared import rpc
-from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from tests.integration.replay_clients import (
     LAYOUT,
     SMALL,
@@ -392,11 +392,11 @@ def test_sigterm_ends_streams_and_the_process(make: Make) -> None:
 def test_a_second_server_on_the_port_or_directory_fails(make: Make, tmp_path: pathlib.Path) -> None:
     directory = str(tmp_path / "shared")
     server = make({"persistence": {"directory": directory}})
-    for override in ("metrics_port=null", "address=127.0.0.1:0"):
+    for override in ("replay.metrics_port=null", "replay.address=127.0.0.1:0"):
         result = subprocess.run(
-            [sys.executable, "-m", "services.replay", "--config", tmp_path / "0/replay.yaml",
-             "--set", override, "--set", f"persistence.directory={directory}"
-             if "address" in override else "persistence.directory=null"],
+            [sys.executable, "-m", "services.replay", "--experiment", tmp_path / "0/replay.yaml",
+             "--set", override, "--set", f"replay.persistence.directory={directory}"
+             if "address" in override else "replay.persistence.directory=null"],
             capture_output=True, timeout=TIMEOUT, text=True, check=False,
         )  # fmt: skip
         assert result.returncode == 2, result.stderr

@@ -6,7 +6,7 @@ import pathlib
 import re
 from typing import Any
 
-from services.replay.config import load
+from services.shared.config import load_replay
 from tests.integration.replay_server import ReplayServer
 
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "replay.md"
@@ -21,7 +21,7 @@ def test_the_settings_are_valid(tmp_path: pathlib.Path) -> None:
     (settings,) = blocks("yaml")
     path = tmp_path / "replay.yaml"
     path.write_text(settings)
-    assert load(path).tables[0].samples_per_insert == 4.0
+    assert load_replay(str(path)).tables["sequences"].samples_per_insert == 4.0
 
 
 def test_the_examples_run(tmp_path: pathlib.Path) -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
-from services.replay.client import ReplayClient, ReplayTimeout, Sampler, SlotWriter
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import ReplayClient, ReplayTimeout, Sampler, SlotWriter
 from tests.integration.replay_clients import (
     SMALL,
     TIMEOUT,

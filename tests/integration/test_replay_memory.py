@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from services.replay.client.connection import SERVICE
 from services.shared import rpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay.connection import SERVICE
 from tests.integration.replay_clients import LAYOUT, insert_request
 from tests.integration.replay_server import ReplayServer
 

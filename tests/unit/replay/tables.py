@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from services.replay.config import TableConfig
 from services.replay.items import PLACE_BITS, ItemArrays
 from services.replay.table import Table
+from services.shared.config import TableConfig
 
 
 def make_table(seed: int = 0, **settings: Any) -> Table:
-    return Table(TableConfig.model_validate(settings), seed)
+    return Table("sequences", TableConfig.model_validate(settings), seed)
 
 
 def fill(table: Table, priorities: Any, block: bytes = b"12345678") -> list[int]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from services.replay.client.codec import (
+from services.shared.replay.codec import (
     BatchBuffer,
     MalformedBlock,
     StepBuffer,
     encode_context,
 )
-from services.replay.client.layout import Field, SequenceLayout
+from services.shared.replay.layout import Field, SequenceLayout
 
 LAYOUT = SequenceLayout(
     (

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.replay.config import PersistenceConfig, TableConfig
 from services.replay.host import TableHost
 from services.replay.recovery import Layout, Recovered
+from services.shared.config import PersistenceConfig, TableConfig
 from tests.integration.replay_clients import insert_request
 
 LAYOUT = Layout("bytes", 1)
 
 
 def make_host(**table: Any) -> TableHost:
-    config = TableConfig.model_validate({"name": "t", **table})
-    host = TableHost(config, PersistenceConfig(), seed=0)
+    config = TableConfig.model_validate(table)
+    host = TableHost("t", config, PersistenceConfig(), seed=0)
     host.recovered(Recovered())
     return host
 

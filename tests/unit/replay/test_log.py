@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from services.replay import recovery, segment_log
-from services.replay.config import PersistenceConfig, TableConfig
 from services.replay.host import TableHost
 from services.replay.recovery import Layout, Progress
+from services.shared.config import PersistenceConfig, TableConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.rpc import StatusError
 from tests.integration.replay_clients import insert_request
@@ -33,9 +33,9 @@ def run(
     """Recovers a table, does something with it and ends as a kill would: without a snapshot."""
 
     async def main() -> tuple[Progress, Any]:
-        config = TableConfig.model_validate({"name": "t", **table})
+        config = TableConfig.model_validate(table)
         persistence = PersistenceConfig(directory=str(folder), segment_bytes=segment_bytes)
-        host = TableHost(config, persistence, seed=0)
+        host = TableHost("t", config, persistence, seed=0)
         progress = Progress()
         directory = folder / "t"
         directory.mkdir(exist_ok=True)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay import messages
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import messages
 
 FIELDS = st.fixed_dictionaries(
     {},

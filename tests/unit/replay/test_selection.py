@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.replay.items import importance_weights
 from services.replay.sum_tree import SumTree
+from services.shared.replay.weights import importance_weights
 from tests.unit.replay.tables import chi_square_limit, fill, make_table
 
 

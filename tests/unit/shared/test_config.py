@@ -67,3 +67,57 @@ def test_unknown_preset_names_the_known_ones() -> None:
 def test_missing_file_is_refused() -> None:
     with pytest.raises(config.ConfigError, match=r"nowhere\.yaml: cannot be read"):
         config.load("nowhere.yaml")
+
+
+def test_replay_needs_no_other_section(tmp_path: pathlib.Path) -> None:
+    source = _write(tmp_path, "replay: {tables: {a: {max_items: 7}}}")
+    replay = config.load_replay(source, ["replay.seed=3", "replay.tables.a.min_size_to_sample=2"])
+    assert (replay.tables["a"].max_items, replay.tables["a"].min_size_to_sample) == (7, 2)
+    assert replay.seed == 3
+    # The other services' sections are for them.
+    both = _write(tmp_path, MINIMAL + "replay: {address: 'x:1'}")
+    assert config.load_replay(both) == config.load(both).replay
+    assert config.load_replay(both).address == "x:1"
+    with pytest.raises(config.ConfigError, match=r"unknown sections \['adress'\]"):
+        config.load_replay(_write(tmp_path, "adress: x"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tables: {a: {max_itms: 1}}", "max_itms"),
+        ("tables: {}", "at least 1 item"),
+        ("tables: {../a: {}}", "pattern"),
+        ("tables: {a: {max_items: 5, min_size_to_sample: 6}}", "at most max_items, 5"),
+        (
+            "tables: {a: {samples_per_insert: 4, error_buffer: 3}}",
+            "error_buffer is 3.0, allowed: 4",
+        ),
+        ("tables: {a: {max_items: 16777217}}", "16777216"),
+        ("tables: {a: {priority_exponent: .nan}}", "finite"),
+    ],
+)
+def test_wrong_replay_settings_are_refused(tmp_path: pathlib.Path, text: str, message: str) -> None:
+    with pytest.raises(config.ConfigError, match=message):
+        config.load_replay(_write(tmp_path, f"replay: {{{text}}}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["learner.unroll_length=81"], "is 121, allowed: a multiple of r2d2.replay_period, 40"),
+        (["learner.sample_reuse=2"], "sample_reuse is 2, allowed with r2d2: 1"),
+        (["learner.r2d2.n_steps=81"], "n_steps is 81, allowed: at most unroll_length, 80"),
+        (
+            ["learner.max_slots=4", "learner.r2d2.evaluation_slots=4"],
+            "evaluation_slots is 4, allowed: fewer than max_slots, 4",
+        ),
+    ],
+)
+def test_wrong_sequences_are_refused(
+    tmp_path: pathlib.Path, overrides: list[str], message: str
+) -> None:
+    source = _write(tmp_path, MINIMAL + "learner: {algorithm: r2d2, unroll_length: 80}\n")
+    config.load(source)
+    with pytest.raises(config.ConfigError, match=message):
+        config.load(source, overrides)

@@ -14,7 +14,7 @@ import cramjam
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.client.layout import SequenceLayout
+from services.shared.replay.layout import SequenceLayout
 
 _WORTHWHILE = 2 / 3
 _LEAST_COMPRESSED_BYTES = 512

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from services.replay.client.codec import StepBuffer, encode_context
-from services.replay.client.inserting import ShardInserter, Unit
-from services.replay.client.layout import SequenceLayout
+from services.shared.replay.codec import StepBuffer, encode_context
+from services.shared.replay.inserting import ShardInserter, Unit
+from services.shared.replay.layout import SequenceLayout
 
 
 @dataclasses.dataclass(slots=True)

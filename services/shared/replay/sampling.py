@@ -18,10 +18,10 @@ import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
-from services.replay import messages
-from services.replay.client.codec import MalformedBlock
-from services.replay.client.connection import FATAL, SERVICE, describe
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import messages
+from services.shared.replay.codec import MalformedBlock
+from services.shared.replay.connection import FATAL, SERVICE, describe
 from services.shared.rpc import Backoff
 
 # Priorities travel with the next request; if none follows, they go alone after this time.

@@ -8,13 +8,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from services.replay.client.connection import SERVICE, LoopThread, to_proto
-from services.replay.client.inserting import ShardInserter
-from services.replay.client.layout import SequenceLayout
-from services.replay.client.sampler import Sampler
-from services.replay.client.writer import SlotWriter
 from services.shared import rpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay.connection import SERVICE, LoopThread, to_proto
+from services.shared.replay.inserting import ShardInserter
+from services.shared.replay.layout import SequenceLayout
+from services.shared.replay.sampler import Sampler
+from services.shared.replay.writer import SlotWriter
 
 _MEBIBYTE = 1 << 20
 

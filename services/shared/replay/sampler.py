@@ -16,12 +16,12 @@ import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
-from services.replay.client.codec import BatchBuffer, Tensors
-from services.replay.client.connection import LoopThread, ReplayError, ReplayTimeout, to_proto
-from services.replay.client.layout import SequenceLayout
-from services.replay.client.sampling import Assembly, Part, ShardSampler
-from services.replay.items import importance_weights
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay.codec import BatchBuffer, Tensors
+from services.shared.replay.connection import LoopThread, ReplayError, ReplayTimeout, to_proto
+from services.shared.replay.layout import SequenceLayout
+from services.shared.replay.sampling import Assembly, Part, ShardSampler
+from services.shared.replay.weights import importance_weights
 
 _STATUS_SECONDS = 0.5
 

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import grpc
 
-from services.replay.client.layout import VERSION, SequenceLayout
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay.layout import VERSION, SequenceLayout
 
 SERVICE = "/seedpod.replay.v1.ReplayService/"
 # Trying again would not help.

@@ -20,9 +20,9 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from services.replay import messages
-from services.replay.client.connection import FATAL, SERVICE, ReplayError, ReplayTimeout, describe
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
+from services.shared.replay import messages
+from services.shared.replay.connection import FATAL, SERVICE, ReplayError, ReplayTimeout, describe
 from services.shared.rpc import Backoff
 
 # With so many a further one waits until it is full: no delay while there is little to send, and
