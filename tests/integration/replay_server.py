@@ -65,6 +65,18 @@ class ReplayServer:
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.05)
 
+    def wait_listening(self, seconds: float = 20.0) -> None:
+        """Sooner than a channel, which waits between its attempts, would notice."""
+        host, _, port = self.address.rpartition(":")
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+                return
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline, self.log()
+                time.sleep(0.005)
+
     def health(self) -> int | None:
         with rpc.channel(self.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import threading
 import time
@@ -15,6 +16,7 @@ from grpc_health.v1 import health_pb2
 
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import ReplayClient, ReplayTimeout, Sampler, SlotWriter
+from services.shared.replay.connection import to_proto
 from tests.integration.replay_clients import (
     SMALL,
     TIMEOUT,
@@ -151,6 +153,7 @@ def test_recovery_reports_progress_and_calls_are_told_to_wait(
         pass
     server.kill()
     server.start(wait=False)
+    server.wait_listening()
     told = False
     refusals: list[tuple[grpc.StatusCode, str]] = []
     while (health := server.health()) != health_pb2.HealthCheckResponse.SERVING:
@@ -252,9 +255,44 @@ def test_a_lost_service_costs_no_more_than_the_stated_bound(make: Make) -> None:
         with pytest.raises(ReplayTimeout, match="max_pending_bytes 20000"):
             write(writer, range(8, 10_000))
         assert 10_000 < client.statistics()["waiting_bytes"] <= 20_000
+        assert client.shards_away == 1
+        writer.end_episode()  # does not wait
         server.start()
         client.flush(TIMEOUT)
+        assert client.shards_away == 0
         assert server.status().items > 10
+
+
+def test_an_item_that_timed_out_is_made_by_trying_again(make: Make) -> None:
+    server = make(samples_per_insert=1.0, error_buffer=8.0)
+    timeouts = 0
+
+    def insist(call: Callable[[], None]) -> None:
+        """Calls until it does not time out, and samples where the limiter wants it."""
+        nonlocal timeouts
+        while True:
+            try:
+                return call()
+            except ReplayTimeout:
+                timeouts += 1
+                assert client.shards_away == 0
+                if not server.status().can_insert:
+                    server.stub().Sample(sample_request(5, to_proto(SMALL)), timeout=TIMEOUT)
+
+    with ReplayClient([server.address], SMALL, max_pending_bytes=2_000) as client:
+        writer = client.writer(0, 8)
+        for n in range(60):
+            writer.append(step(0, n))
+            if n >= 7:
+                make_item = functools.partial(
+                    writer.create_item, 8, 1.0, {"state": [0, n - 7]}, timeout=0.05
+                )
+                insist(make_item)
+        insist(lambda: client.flush(0.05))
+        assert timeouts > 0
+        assert server.status().inserted_items == 53
+        sampler = client.sampler(8, 8)
+        check_batch(sampler.next(TIMEOUT), 8)
 
 
 def test_shards_are_sampled_by_their_priority_and_one_may_fail(make: Make) -> None:
@@ -310,7 +348,7 @@ def test_shards_are_sampled_by_their_priority_and_one_may_fail(make: Make) -> No
             time.sleep(0.02)
         check_batch(batch, 8)
         rerouted = writer.rerouted_items
-        while client.statistics()["shards_away"]:
+        while client.shards_away:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         writer.create_item(8, 1.0, {"state": [1, 0]}, timeout=TIMEOUT)

@@ -136,13 +136,21 @@ class ReplayClient:
         answers = self._thread.call(self._call_all("Checkpoint", b"", timeout))
         return sum(replay_pb2.CheckpointResponse.FromString(data).items for data in answers)
 
+    @property
+    def shards_away(self) -> int:
+        """Shards that cannot be written to at this moment; the others may be slow all the same.
+
+        Says whether a `create_item` that timed out found the service away, or waits for the rate
+        limiter. Any thread may ask; nothing waits. 0 before the first writer.
+        """
+        return sum(not inserter.is_usable for inserter in self._inserters)
+
     def statistics(self) -> dict[str, int]:
         """Counts of this client, for metrics."""
         return {
             "acknowledged_items": sum(i.acknowledged_items for i in self._inserters),
             "waiting_bytes": sum(i.waiting_bytes for i in self._inserters),
             "insert_reconnects": sum(i.reconnects for i in self._inserters),
-            "shards_away": sum(not i.is_usable for i in self._inserters),
             "sample_reconnects": sum(s.reconnects() for s in self._samplers),
             "sample_shards_missing": max((s.missing_shards for s in self._samplers), default=0),
             "incomplete_batches": sum(s.incomplete_batches for s in self._samplers),

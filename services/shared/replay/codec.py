@@ -49,6 +49,17 @@ class StepBuffer:
             target[at] = step[name]
         self.steps = at + 1
 
+    def extend(self, steps: Tensors, start: int, stop: int) -> None:
+        """Copies steps `start` to `stop`, for which there must be room, of fields [n, ...].
+
+        Raises:
+          KeyError: A field is missing.
+        """
+        at, end = self.steps, self.steps + stop - start
+        for name, target in self._by_name.items():
+            target[at:end] = steps[name][start:stop]
+        self.steps = end
+
     def encode(self) -> bytes:
         """The steps as a block; the buffer is empty then."""
         count, self.steps = self.steps, 0

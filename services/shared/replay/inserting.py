@@ -125,6 +125,8 @@ class ShardInserter:
     def submit(self, unit: Unit, timeout: float | None) -> None:
         """Queues a unit; called by any thread but the loop's.
 
+        One that only releases blocks never waits: it makes room.
+
         Raises:
           ReplayError: The service has refused this client, or an item is larger than its table.
           ReplayTimeout: There was no room in time; nothing was queued.
@@ -135,7 +137,7 @@ class ShardInserter:
                 f"{size} bytes at once for {self.address}, whose table has {self._max_item_bytes}"
             )
         with self._room:
-            if not self._room.wait_for(lambda: self.error or self._has_room(size), timeout):
+            if not self._room.wait_for(lambda: self.error or self._has_room(unit), timeout):
                 raise ReplayTimeout(
                     f"{self.address}: {self.waiting_bytes} bytes wait for {timeout} s already"
                     f" (max_pending_bytes {self._max_pending_bytes}): {self._last_problem}"
@@ -289,8 +291,9 @@ class ShardInserter:
         """Whether the message to send again is one that the table can never take."""
         return bool(self._sent) and len(self._sent[0].message) > self._max_item_bytes
 
-    def _has_room(self, size: int) -> bool:
-        return not self.waiting_bytes or self.waiting_bytes + size <= self._max_pending_bytes
+    def _has_room(self, unit: Unit) -> bool:
+        waiting = self.waiting_bytes
+        return not (waiting and unit.items) or waiting + unit.bytes <= self._max_pending_bytes
 
     def _fail(self, error: str) -> None:
         with self._room:

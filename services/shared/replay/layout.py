@@ -6,9 +6,11 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 # Of the block format in `codec`.
 VERSION = 1
@@ -66,6 +68,20 @@ class SequenceLayout:
             },
             separators=(",", ":"),
         )
+
+    def count(self, steps: Mapping[str, npt.NDArray[Any]]) -> int:
+        """The number n of steps whose fields are arrays [n, ...].
+
+        Raises:
+          KeyError: A field is missing.
+          ValueError: An array has another shape; names field, shape and what is allowed.
+        """
+        count = len(steps[self.steps[0].name])
+        for field in self.steps:
+            shape, expected = steps[field.name].shape, (count, *field.shape)
+            if shape != expected:
+                raise ValueError(f"field {field.name} has shape {shape}, allowed: {expected}")
+        return count
 
     @functools.cached_property
     def large(self) -> tuple[Field, ...]:

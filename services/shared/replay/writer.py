@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from services.shared.replay.codec import StepBuffer, encode_context
+from services.shared.replay.codec import StepBuffer, Tensors, encode_context
 from services.shared.replay.inserting import ShardInserter, Unit
 from services.shared.replay.layout import SequenceLayout
 
@@ -69,7 +69,40 @@ class SlotWriter:
         """Adds a step: a value or array for each field; it is copied."""
         self._buffer.append(step)
         if self._buffer.steps == self._block_length:
-            self._cut()
+            self.cut()
+
+    def extend(self, steps: Tensors) -> None:
+        """Adds a run of steps, an array [n, ...] for each field; they are copied.
+
+        Blocks are cut as if the steps were appended one by one.
+
+        Raises:
+          KeyError: A field is missing; no step was added.
+          ValueError: An array has a shape that does not fit; no step was added.
+        """
+        count = self._layout.count(steps)
+        start = 0
+        while start < count:
+            stop = min(count, start + self._block_length - self._buffer.steps)
+            self._buffer.extend(steps, start, stop)
+            start = stop
+            if self._buffer.steps == self._block_length:
+                self.cut()
+
+    def cut(self) -> None:
+        """Ends the block here, because an item will begin here.
+
+        An item that begins and ends with a block shares all its bytes with those it overlaps, and
+        no reader decodes steps that it does not need.
+        """
+        count = self._buffer.steps
+        if not count:
+            return
+        self._blocks.append(_Block(next(self._ids), self._buffer.encode(), count, set()))
+        total = self.steps
+        while total - self._blocks[0].steps >= self._max_length:
+            total -= self._blocks[0].steps
+            self._forget_oldest()
 
     def create_item(
         self,
@@ -92,7 +125,8 @@ class SlotWriter:
         Raises:
           ValueError: A length or priority outside its limits.
           ReplayError: The service refuses this client.
-          ReplayTimeout: There was no room in time; the item was not made.
+          ReplayTimeout: There was no room in time; the item was not made. The same call may be
+            made again, or the item left out.
         """
         if not 1 <= length <= min(self._max_length, self.steps):
             raise ValueError(
@@ -101,7 +135,7 @@ class SlotWriter:
             )
         if not (math.isfinite(priority) and priority >= 0):
             raise ValueError(f"priority is {priority}, allowed: finite, 0 or more")
-        self._cut()
+        self.cut()
         used: list[_Block] = []
         missing = length
         for block in reversed(self._blocks):
@@ -127,24 +161,17 @@ class SlotWriter:
             block.shards.add(shard)
 
     def end_episode(self) -> None:
-        """Forgets all steps: no later item reaches back to them."""
+        """Forgets all steps: no later item reaches back to them. Never waits.
+
+        Raises:
+          ReplayError: The service refuses this client.
+        """
         self._buffer.steps = 0
         while self._blocks:
             self._forget_oldest()
-        for shard, released in self._released.items():
-            if released:
+        for shard in list(self._released):
+            if released := self._released.pop(shard):
                 self._shards[shard].submit(Unit({}, [], released), None)
-        self._released.clear()
-
-    def _cut(self) -> None:
-        count = self._buffer.steps
-        if not count:
-            return
-        self._blocks.append(_Block(next(self._ids), self._buffer.encode(), count, set()))
-        total = self.steps
-        while total - self._blocks[0].steps >= self._max_length:
-            total -= self._blocks[0].steps
-            self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         block = self._blocks.popleft()
