@@ -33,7 +33,7 @@ from services.shared import wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Array = npt.NDArray[Any]
 _NAME = re.compile(r"checkpoint-(\d{12})")

@@ -38,7 +38,7 @@ class Reports:
         )
         self._started = time.monotonic()
         self._next_summary = self._started
-        self._logit_difference = 0.0
+        self._behaviour_difference = 0.0
         self._metrics: dict[str, float] = {}
 
     def serve_metrics(self, service: LearnerService) -> None:
@@ -52,14 +52,16 @@ class Reports:
 
     @property
     def training_metrics(self) -> dict[str, float]:
-        """Of the newest update; `logit_difference_max` is over the whole run."""
+        """Of the newest update; `behaviour_difference_max` is over the whole run."""
         return self._metrics
 
     def training(self, metrics: dict[str, float], statistics: Statistics) -> None:
         """Takes notice of an update."""
         if not metrics["skipped"]:
-            self._logit_difference = max(self._logit_difference, metrics["logit_difference"])
-        self._metrics = {**metrics, "logit_difference_max": self._logit_difference}
+            self._behaviour_difference = max(
+                self._behaviour_difference, metrics["behaviour_difference"]
+            )
+        self._metrics = {**metrics, "behaviour_difference_max": self._behaviour_difference}
         if time.monotonic() >= self._next_summary:
             self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
             self._summarize(statistics)
@@ -81,6 +83,8 @@ class Reports:
         if statistics.ended_episodes:
             values["episode/mean_return"] = statistics.mean_return
             values["episode/mean_length"] = statistics.mean_length
+        if statistics.evaluation_episodes:
+            values["evaluation/mean_return"] = statistics.evaluation_return
         with self._writer.as_default(step=statistics.frames):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
@@ -112,6 +116,11 @@ class _LearnerCollector(Collector):
         gauges: tuple[tuple[str, str, float], ...] = (
             ("frames_per_second", "Environment frames per second", status.frames_per_second),
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
+            (
+                "evaluation_return_mean",
+                "Over the evaluation slots' last 100 episodes",
+                status.evaluation_return,
+            ),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
             ("live_slots", "Env slots whose actors are connected", status.live_slots),
             ("leased_slots", "Env slots that are leased", status.leased_slots),
@@ -126,7 +135,7 @@ class _LearnerCollector(Collector):
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )
-        for part in ("environment", "inference", "training"):
+        for part in ("environment", "inference", "training", "replay"):
             bottleneck.add_metric([part], float(part == status.bottleneck))
         yield bottleneck
         cpu = CounterMetricFamily("seedpod_cpu_seconds", "CPU seconds by part", labels=["part"])

@@ -1,4 +1,4 @@
-"""Runs a whole system on this machine: one learner, actors, and a view of what they do.
+"""Runs a whole system on this machine: learner, actors, replay, and a view of what they do.
 
 `seedpod train` calls `train`. Every service is a process of its own and talks gRPC, as in a
 cluster; only the addresses and the folders are chosen here. A run's folder holds the experiment
@@ -28,6 +28,7 @@ from services.shared import config, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 _STOP_SECONDS = 30.0
+_REPLAY_STOP_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 
 
@@ -139,6 +140,12 @@ class _Run:
             f"--set=learner.address={self._address}",
             *learner_arguments,
         ]
+        self._replay: Service | None = None
+        # An evaluation, which has arguments, neither fills nor reads replay.
+        if experiment.learner.algorithm == "r2d2" and not learner_arguments:
+            replay = f"127.0.0.1:{_free_port()}"
+            self._replay = self._start_replay(replay)
+            arguments.append(f"--set=learner.r2d2.replay_addresses=[{replay}]")
         self._learner = Service(
             "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
         )
@@ -150,15 +157,28 @@ class _Run:
             with rpc.channel(self._address) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
-                    for actor in self._actors:
-                        actor.check(may_end=False)
-                    screen.show(_status(stub), sum(actor.restarts for actor in self._actors))
+                    for service in self._others:
+                        service.check(may_end=False)
+                    restarts = sum(s.restarts for s in (self._learner, *self._others))
+                    screen.show(_status(stub), restarts)
                     self._stop.sleep(_POLL_SECONDS)
         except LaunchError as error:
             failure = str(error)
         finally:
             self._wind_down()
         return self._summary(failure)
+
+    @property
+    def _others(self) -> list[Service]:
+        """All but the learner."""
+        return [*self._actors, *([] if self._replay is None else [self._replay])]
+
+    def _start_replay(self, address: str) -> Service:
+        command = [
+            *("-m", "services.replay", "--child", f"--experiment={self._document}"),
+            f"--set=replay.address={address}",
+        ]
+        return Service("replay", command, self._folder / "replay.log")
 
     def _start_actors(self) -> None:
         for i in range(self._actor_count):
@@ -175,8 +195,12 @@ class _Run:
         self._learner.terminate()
         for actor in self._actors:
             actor.terminate()
+        # Replay ends last: the learner's streams would try to come back to it.
         for service in (self._learner, *self._actors):
             service.wait(deadline - time.monotonic())
+        if self._replay is not None:
+            self._replay.terminate()
+            self._replay.wait(_REPLAY_STOP_SECONDS)
 
     def _summary(self, failure: str | None) -> dict[str, Any]:
         summary = self._learner.summary()

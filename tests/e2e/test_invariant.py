@@ -27,7 +27,7 @@ def test_training_reproduces_inference_across_episode_ends_and_a_restart(
     log = (folder / "actor-0.log").read_text()
     assert log.count("leased 16 slots") == 2, log
     # The largest difference of any logit of any record of the run.
-    difference = runs.scalars(summary["run"], "training/logit_difference_max")[-1]
+    difference = runs.scalars(summary["run"], "training/behaviour_difference_max")[-1]
     assert 0 <= difference < 1e-4
     # It is not 0 for want of comparison: the logits themselves are not 0.
     assert runs.scalars(summary["run"], "training/entropy")[-1] > 0

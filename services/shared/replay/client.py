@@ -145,10 +145,14 @@ class ReplayClient:
         """
         return sum(not inserter.is_usable for inserter in self._inserters)
 
+    @property
+    def acknowledged_items(self) -> int:
+        """Items that the shards have; any thread may ask."""
+        return sum(inserter.acknowledged_items for inserter in self._inserters)
+
     def statistics(self) -> dict[str, int]:
         """Counts of this client, for metrics."""
         return {
-            "acknowledged_items": sum(i.acknowledged_items for i in self._inserters),
             "waiting_bytes": sum(i.waiting_bytes for i in self._inserters),
             "insert_reconnects": sum(i.reconnects for i in self._inserters),
             "sample_reconnects": sum(s.reconnects() for s in self._samplers),

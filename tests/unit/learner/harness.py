@@ -33,6 +33,7 @@ class CountingPolicy:
 
     def act(
         self,
+        slots: npt.NDArray[np.int64],
         observation: Arrays,
         previous_action: npt.NDArray[np.generic],
         reward: npt.NDArray[np.float32],

@@ -140,9 +140,9 @@ def test_another_environment_names_both(tmp_path: pathlib.Path) -> None:
 
 def test_another_format_version(tmp_path: pathlib.Path) -> None:
     path = _save(tmp_path)
-    _edit_meta(path, format_version=2)
+    _edit_meta(path, format_version=1)
     with pytest.raises(
-        checkpoint.CheckpointError, match=r"meta\.json: has format version 2, .* reads 1"
+        checkpoint.CheckpointError, match=r"meta\.json: has format version 1, .* reads 2"
     ):
         checkpoint.read(path)
 
