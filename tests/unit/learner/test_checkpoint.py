@@ -158,7 +158,7 @@ def test_damage_names_the_file(tmp_path: pathlib.Path) -> None:
     (path / "variables.npz").unlink()
     with pytest.raises(checkpoint.CheckpointError, match=r"variables\.npz: cannot be read"):
         saved.variables()
-    for text in ("{", "[]", '{"format_version": 1}', '{"format_version": 1, "counters": []}'):
+    for text in ("{", "[]", '{"format_version": 2}', '{"format_version": 2, "counters": []}'):
         (path / "meta.json").write_text(text)
         with pytest.raises(checkpoint.CheckpointError, match=r"meta\.json: cannot be read"):
             checkpoint.read(path)

@@ -171,17 +171,17 @@ def test_mixed_precision_puts_out_float32_close_to_full_precision(name: str) -> 
 
 def test_variables_have_strict_names() -> None:
     assert list(base.named_variables(_create("mlp_lstm"))) == [
-        "head/baseline/bias",
-        "head/baseline/kernel",
         "core/bias",
         "core/input_kernel",
         "core/recurrent_kernel",
+        "head/baseline/bias",
+        "head/baseline/kernel",
+        "head/policy/bias",
+        "head/policy/kernel",
         "hidden/0/bias",
         "hidden/0/kernel",
         "hidden/1/bias",
         "hidden/1/kernel",
-        "head/policy/bias",
-        "head/policy/kernel",
     ]
     football = base.named_variables(_create("football", IMAGE))
     assert "convolutions/sections/3/blocks/1/conv_0/kernel" in football
