@@ -19,3 +19,22 @@ def test_cartpole_is_learned(tmp_path: pathlib.Path) -> None:
 def test_the_memory_task_is_learned(tmp_path: pathlib.Path) -> None:
     summary = runs.train(tmp_path, "memory", timeout=600)
     assert summary["mean_return"] >= 0.9
+
+
+@pytest.mark.learning
+def test_r2d2_learns_the_memory_task_from_replayed_sequences(tmp_path: pathlib.Path) -> None:
+    summary = runs.train(tmp_path, "memory-r2d2", timeout=600)
+    # Of slots that hardly explore and that nothing was learned from.
+    assert summary["evaluation_return"] >= 0.95
+
+
+@pytest.mark.learning
+def test_r2d2_does_not_learn_it_without_memory(tmp_path: pathlib.Path) -> None:
+    summary = runs.train(
+        tmp_path,
+        "memory-r2d2",
+        "--set=learner.network={name: mlp, arguments: {sizes: [64]}}",
+        timeout=600,
+    )
+    # Guessing one of four cues is right every fourth time: 100 episodes, standard deviation .043.
+    assert 0.05 < summary["evaluation_return"] < 0.45
