@@ -19,6 +19,7 @@ from services.shared.config import LearnerConfig
 
 if TYPE_CHECKING:
     from services.learner.service import LearnerService
+    from services.learner.training import Training
 
 _TENSORBOARD_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -90,6 +91,36 @@ class Reports:
                 tf.summary.scalar(name, value)
 
 
+def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Of sequences on their way to replay and back; none where there is no replay."""
+    if training.sender is None or training.client is None:
+        return
+    counts = training.client.statistics()
+    counters = (
+        ("sequences_sent", "Handed to the replay client", training.sender.sent),
+        ("sequences_dropped", "Found replay away and no room", training.sender.dropped),
+        ("sequences_acknowledged", "Taken by replay", training.client.acknowledged_items),
+        (
+            "replay_reconnects",
+            "Streams that were lost",
+            counts["insert_reconnects"] + counts["sample_reconnects"],
+        ),
+        (
+            "incomplete_batches",
+            "Sampled while a replay shard was away",
+            counts["incomplete_batches"],
+        ),
+    )
+    for name, help_text, value in counters:
+        yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
+    gauges = (
+        ("sequence_bytes_waiting", "Not acknowledged yet", counts["waiting_bytes"]),
+        ("replay_shards_away", "Not written to now", training.client.shards_away),
+    )
+    for name, help_text, value in gauges:
+        yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
+
+
 class _LearnerCollector(Collector):
     """Reads the learner's counters at each scrape."""
 
@@ -129,6 +160,11 @@ class _LearnerCollector(Collector):
             ("held_groups", "Groups held back by training", statistics.held_groups),
             ("training_busy", "Share of time at work", statistics.busy_share("training")),
             ("inference_busy", "Share of time at work", statistics.busy_share("inference")),
+            (
+                "replay_wait_share",
+                "Share of time that finished sequences waited for replay",
+                statistics.busy_share("replay"),
+            ),
         )
         for name, help_text, value in gauges:
             yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
@@ -158,6 +194,8 @@ class _LearnerCollector(Collector):
                 "Of unrolls that an environment's loss left unfinished",
                 value=assembler.dropped_records,
             )
+        if (training := self._service.training) is not None:
+            yield from _replay_metrics(training)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)

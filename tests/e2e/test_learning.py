@@ -13,6 +13,9 @@ from tests.e2e import runs
 def test_cartpole_is_learned(tmp_path: pathlib.Path) -> None:
     summary = runs.train(tmp_path, "cartpole", timeout=600)
     assert summary["mean_return"] >= 400
+    evaluated = runs.evaluate(summary["checkpoint"], "--episodes=16", "--greedy")
+    assert evaluated["episodes"] == 16
+    assert evaluated["mean_return"] >= 400
 
 
 @pytest.mark.learning
