@@ -24,6 +24,7 @@ from services.learner.unrolls import UnrollAssembler
 from services.local import cli
 from services.shared import config
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.replay import Field, ReplayClient, SequenceLayout
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -69,6 +70,10 @@ class _Service:
         self.statistics = Statistics(2, registry)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
+        self.training = types.SimpleNamespace(
+            sender=types.SimpleNamespace(sent=0, dropped=0),
+            client=ReplayClient(["localhost:1"], SequenceLayout((Field("x", "float32"),))),
+        )
         self.assembler = UnrollAssembler(self.store, (), unroll_length=1, unrolls_per_slot=1)
 
     def status(self) -> inference_pb2.GetStatusResponse:
@@ -123,7 +128,7 @@ def _exists(keys: list[str], model: type[pydantic.BaseModel]) -> bool:
 
 @pages
 def test_settings_exist(page: str) -> None:
-    named = set(re.findall(r"\b(?<![./])(?:actor|learner|local)(?:\.\w+)+", _code(page)))
+    named = set(re.findall(r"\b(?<![./])(?:actor|learner|replay|local)(?:\.\w+)+", _code(page)))
     names = {name for name in named if not name.endswith((".log", ".py"))}
     unknown = [name for name in names if not _exists(name.split("."), config.Experiment)]
     assert not unknown
