@@ -149,7 +149,7 @@ class _LearnerCollector(Collector):
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
             (
                 "evaluation_return_mean",
-                "Over the evaluation slots' last 100 episodes",
+                "Over the evaluation slots' newest episodes, ten a slot",
                 status.evaluation_return,
             ),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),

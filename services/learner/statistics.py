@@ -22,6 +22,7 @@ _SATURATED = 0.9  # share of the time at work from which a thread limits the oth
 _HELD_GROUPS = 0.5
 _REPLAY_WAITS = 0.5  # share of the time
 _EPISODES = 100
+_EVALUATION_EPISODES = 10  # of each slot: they are few, and the newest count
 
 
 class Rate:
@@ -100,7 +101,7 @@ class Statistics:
             maxlen=None if keep_episodes else _EPISODES
         )
         self.evaluation_episodes: collections.deque[tuple[int, float, int]] = collections.deque(
-            maxlen=_EPISODES
+            maxlen=_EVALUATION_EPISODES * evaluation_slots
         )
         self._evaluation_slots = evaluation_slots
         self._return = np.zeros(slots)
@@ -208,7 +209,7 @@ class Statistics:
 
     @property
     def evaluation_return(self) -> float:
-        """Over the evaluation slots' last 100 episodes; NaN before the first."""
+        """Over the evaluation slots' newest episodes, ten a slot; NaN before the first."""
         return _mean_return(self.evaluation_episodes)
 
     @property

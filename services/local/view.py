@@ -116,7 +116,9 @@ def _evaluation(status: inference_pb2.GetStatusResponse) -> dict[str, str]:
     """Of the evaluation slots, if there are any."""
     if math.isnan(status.evaluation_return):
         return {}
-    return {"evaluation": f"{_number(status.evaluation_return)} (last 100 episodes)"}
+    return {
+        "evaluation": f"{_number(status.evaluation_return)} (newest 10 of each evaluation slot)"
+    }
 
 
 def _number(value: float) -> str:

@@ -129,7 +129,7 @@ def _exists(keys: list[str], model: type[pydantic.BaseModel]) -> bool:
 @pages
 def test_settings_exist(page: str) -> None:
     named = set(re.findall(r"\b(?<![./])(?:actor|learner|replay|local)(?:\.\w+)+", _code(page)))
-    names = {name for name in named if not name.endswith((".log", ".py"))}
+    names = {name for name in named if not name.endswith((".log", ".py", ".yaml"))}
     unknown = [name for name in names if not _exists(name.split("."), config.Experiment)]
     assert not unknown
 
