@@ -13,7 +13,8 @@ class ActorConfig(Model):
     """The actor service: environments and how they are stepped."""
 
     environment: str = pydantic.Field(
-        description="`football`, any gymnasium id, or `module:factory` of your own."
+        description="`atari`, `football`, `memory`, any gymnasium id, or `module:factory` of your"
+        " own."
     )
     environment_arguments: dict[str, Any] = pydantic.Field(
         default={}, description="Keyword arguments of the environment's constructor."
