@@ -8,9 +8,9 @@ import os
 import socket
 import sys
 
-from services.actor.cores import usable_cores
 from services.actor.supervisor import Supervisor
 from services.shared import config, processes
+from services.shared.cores import usable_cores
 
 
 def main() -> int:
