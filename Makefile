@@ -5,10 +5,12 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 EXPERIMENT ?= football
 ARGS ?=
+# Of the container images: see scripts/build-images.
+export IMAGE_PREFIX TAG LEARNER_VARIANT BUILD_OPTIONS
 PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
-.PHONY: help setup protos lint type test train selftest bench-atari bench-football bench-replay clean
+.PHONY: help setup protos lint type test test-images images train selftest bench-atari bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,10 +23,11 @@ protos: $(STUBS) ## Generate the gRPC stubs from protos/.
 $(STUBS): $(PROTOS) scripts/generate-stubs
 	@PYTHON=$(PYTHON) scripts/generate-stubs
 
-lint: setup ## Check style, the contracts in protos/ and who imports whom.
+lint: setup ## Check style, Dockerfiles, the contracts in protos/ and who imports whom.
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/buf lint protos
+	$(VENV)/bin/hadolint services/*/Dockerfile
 	@scripts/check-contract
 	$(VENV)/bin/lint-imports
 
@@ -33,6 +36,12 @@ type: setup ## Check the types.
 
 test: setup ## Run the tests (ARGS: pytest's arguments).
 	@exec $(PYTHON) -m pytest $(ARGS)
+
+test-images: setup ## Build the container images and let them train together (needs Docker).
+	@exec $(PYTHON) -m pytest tests/containers $(ARGS)
+
+images: ## Build the container images (IMAGE_PREFIX, TAG, LEARNER_VARIANT: see docs/images.md).
+	@scripts/build-images
 
 train: setup ## Train an agent (EXPERIMENT: a name or file; ARGS: see `seedpod train --help`).
 	@exec $(VENV)/bin/seedpod train --experiment $(EXPERIMENT) $(ARGS)
@@ -50,5 +59,5 @@ bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
 
 clean: ## Remove what the other targets made here (the engine's wheel cache stays).
-	rm -rf $(VENV) build services/shared/generated seedpod.egg-info
+	rm -rf $(VENV) build wheels services/shared/generated seedpod.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
