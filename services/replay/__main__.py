@@ -9,8 +9,7 @@ import ctypes
 import logging
 import sys
 
-from services.replay import server
-from services.shared import config, processes
+from services.shared import processes
 
 # From malloc.h.
 _M_MMAP_THRESHOLD = -3
@@ -38,6 +37,10 @@ def main() -> int:
     Returns:
       The exit status: 0 on SIGTERM, 2 if it cannot start with these settings.
     """
+    processes.exit_on_sigterm()
+    from services.replay import server
+    from services.shared import config
+
     parser = argparse.ArgumentParser(prog="python -m services.replay", description=__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
