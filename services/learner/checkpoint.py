@@ -21,6 +21,7 @@ import pathlib
 import re
 import shutil
 import threading
+import time
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -227,12 +228,17 @@ class Writer:
     """Saves a run's checkpoints, in the background if asked to."""
 
     def __init__(self, directory: str | os.PathLike[str] | None, keep: int) -> None:
-        """Sets where checkpoints go (None: nowhere) and how many are kept."""
+        """Sets where checkpoints go (None: nowhere) and how many are kept.
+
+        `newest` is the newest checkpoint's path; `saved_at` the Unix time of the last success,
+        of this moment before the first; None if checkpoints go nowhere.
+        """
         self._directory = None if directory is None else pathlib.Path(directory)
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.newest: pathlib.Path | None = None if directory is None else latest(directory)
+        self.saved_at: float | None = None if directory is None else time.time()
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, or None.
@@ -275,6 +281,7 @@ class Writer:
                 self.newest = save(
                     directory, variables, frozen_counters, environment_spec, experiment, self._keep
                 )
+                self.saved_at = time.time()
             except Exception as error:  # whatever it is, training goes on
                 _log.error("%s", error)
                 self._error = error

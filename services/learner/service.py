@@ -404,6 +404,16 @@ class LearnerService:
         return self._assembler
 
     @property
+    def live_actors(self) -> int:
+        """Actor services that are connected."""
+        return self._transport.leases.live_actors
+
+    @property
+    def checkpoint_saved_at(self) -> float | None:
+        """See `checkpoint.Writer`."""
+        return self._checkpoints.saved_at
+
+    @property
     def statistics(self) -> Statistics:
         """The counters."""
         return self._statistics

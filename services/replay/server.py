@@ -84,6 +84,7 @@ async def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", SERVICE):
         await servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await servicer.set(rpc.LIVENESS, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )

@@ -15,6 +15,11 @@ import grpc.aio
 # refuses a layout that would.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
+# The name by which a health check asks whether a process lives at all; whether it can be used is
+# asked by the API's name or none. Kubernetes restarts what does not live, and only waits for what
+# is not ready: a replay service that recovers, for example.
+LIVENESS = "liveness"
+
 LEASE_METADATA = "seedpod-lease"
 GROUP_METADATA = "seedpod-group"
 

@@ -68,6 +68,8 @@ class _Service:
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
         self.statistics = Statistics(2, registry)
+        self.live_actors = 1
+        self.checkpoint_saved_at = 0.0
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
         self.training = types.SimpleNamespace(
