@@ -8,7 +8,8 @@ ARGS ?=
 PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
-.PHONY: help setup protos lint type test train selftest bench-football bench-replay clean
+.PHONY: help setup protos tools schema manifests lint type test train selftest
+.PHONY: bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +22,15 @@ protos: $(STUBS) ## Generate the gRPC stubs from protos/.
 $(STUBS): $(PROTOS) scripts/generate-stubs
 	@PYTHON=$(PYTHON) scripts/generate-stubs
 
+tools: setup ## Fetch helm and kubectl into build/tools.
+	@scripts/fetch-helm
+
+schema: setup ## Generate what in helm/seedpod follows from the code: schema, experiments.
+	@$(PYTHON) scripts/generate-chart
+
+manifests: tools ## Render k8s/manifests, the chart without Helm.
+	@scripts/render-manifests
+
 lint: setup ## Check style, the contracts in protos/ and who imports whom.
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -31,7 +41,7 @@ lint: setup ## Check style, the contracts in protos/ and who imports whom.
 type: setup ## Check the types.
 	$(VENV)/bin/mypy
 
-test: setup ## Run the tests (ARGS: pytest's arguments).
+test: tools ## Run the tests (ARGS: pytest's arguments).
 	@exec $(PYTHON) -m pytest $(ARGS)
 
 train: setup ## Train an agent (EXPERIMENT: a name or file; ARGS: see `seedpod train --help`).
