@@ -42,7 +42,11 @@ def _render(arguments: tuple[str, ...]) -> str:
 
 
 def render(*arguments: str) -> list[Object]:
-    """The objects of release `run` in namespace `ns`; `preset:NAME` and `experiment:NAME` are files."""
+    """The objects of release `run` in namespace `ns`.
+
+    Args:
+      arguments: `key=value`, `preset:NAME`, `experiment:NAME`, or an option of helm's.
+    """
     text = _render(tuple(_argument(a) for a in arguments))
     return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
@@ -57,7 +61,7 @@ def refuse(*arguments: str) -> str:
 
 def _argument(text: str) -> str:
     kind, _, name = text.partition(":")
-    if kind in ("preset", "experiment") and "=" not in kind:
+    if kind in ("preset", "experiment"):
         return f"--values={CHART}/{kind}s/{name}.yaml"
     return text if text.startswith("--") else f"--set={text}"
 
