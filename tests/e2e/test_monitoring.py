@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -81,6 +82,10 @@ def _port(log: pathlib.Path, pattern: str) -> str:
     return str(port)
 
 
+def _is_training(process: subprocess.Popen[str]) -> bool:
+    return runs.status(process).updates > 50
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     processes, targets = [], []
@@ -100,7 +105,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         port = _port(folder / "learner.log", r"metrics on http://127.0.0.1:(\d+)")
         targets.append(_target(port, release, "learner"))
         # One after the other: TensorFlow's start takes both cores.
-        runs.wait_for(lambda p=process: runs.status(p).updates > 50, "updates")
+        runs.wait_for(functools.partial(_is_training, process), "updates")
     server = Prometheus(tmp_path_factory.mktemp("prometheus") / "server", targets)
     try:
         runs.wait_for(lambda: server.is_filled(len(targets), scrapes=8), "scrapes")

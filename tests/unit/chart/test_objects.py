@@ -6,6 +6,7 @@ import concurrent.futures
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.chart import chart
 
@@ -181,7 +182,7 @@ def test_an_upgrade_changes_nothing_that_cannot_be_changed(tmp_path: Any) -> Non
         *("--set=actor.replicas=2", "--set=learner.podLabels.a=b", "--set=learner.labels.a=b"),
     )
     assert output.returncode == 0, output.stderr
-    after = [o for o in chart.yaml.safe_load_all(output.stdout) if o]
+    after = [o for o in yaml.safe_load_all(output.stdout) if o]
     assert chart.container(after, "learner")["image"] == "seedpod-learner:9.9.9"
     assert _immutable(before) == _immutable(after)
     assert len(_immutable(before)) == 5

@@ -34,7 +34,7 @@ SPOT_TOLERATION = {
 LEARNERS: dict[str, tuple[dict[str, str], Any, dict[str, int]]] = {
     "cpu-small": ({}, None, {}),
     "kind": ({}, None, {}),
-    "gke-autopilot": ({"cloud.google.com/compute-class": "Performance"}, None, {}),
+    "gke-autopilot": ({}, None, {}),
     "gke-gpu-l4": (
         {"cloud.google.com/gke-accelerator": "nvidia-l4"},
         GPU_TOLERATION,
