@@ -129,26 +129,21 @@ class Table:
         Raises:
           StatusError: INVALID_ARGUMENT, with the first wrong value and its index.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            weights = self._selector.weight(np.maximum(priorities, 0))
-            valid = (priorities >= 0) & (weights <= selectors.MAX_WEIGHT) & (priorities < np.inf)
+        valid = (priorities >= 0) & (priorities <= self._selector.max_priority)
         if not valid.all():
             i = int(np.argmin(valid))
             raise StatusError(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"table {self.name!r}: priority {i} is {priorities[i]}, allowed: finite,"
-                f" 0 or more, and at most {selectors.MAX_WEIGHT:g} to the power of"
-                f" {self.config.priority_exponent} (priority_exponent)",
+                f" 0 or more, and at most {self._selector.max_priority:g}",
             )
 
-    def check_items(self, items: ItemArrays) -> None:
-        """Refuses items that cannot be stored.
+    def check_sizes(self, items: ItemArrays) -> None:
+        """Refuses items that are larger than the table.
 
         Raises:
-          StatusError: INVALID_ARGUMENT for a priority, RESOURCE_EXHAUSTED for an item that is
-            larger than the table.
+          StatusError: RESOURCE_EXHAUSTED.
         """
-        self.check_priorities(items.priorities)
         if not len(items):
             return
         starts = np.cumsum(items.counts) - items.counts

@@ -34,6 +34,8 @@ _MESSAGE_HEAD_BYTES = 80
 
 _log = logging.getLogger(__name__)
 
+Item = tuple[list[int], int, int, float]
+
 
 @dataclasses.dataclass(slots=True)
 class Unit:
@@ -41,25 +43,24 @@ class Unit:
 
     Attributes:
       blocks: Bytes by id.
-      items: (block ids, offset, length, priority) each.
+      item: Block ids, offset, length and priority; None: only blocks are released.
       released: Ids of blocks that no later item refers to.
       bytes: What it takes in a message, at most.
     """
 
     blocks: dict[int, bytes]
-    items: list[tuple[tuple[int, ...], int, int, float]]
+    item: Item | None
     released: list[int]
     bytes: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         # Never less than what it adds to a message, so that the limits hold for what is sent.
-        self.bytes = (
-            _MESSAGE_HEAD_BYTES
-            + sum(map(len, self.blocks.values()))
-            + 12 * len(self.blocks)
-            + 8 * len(self.released)
-            + sum(20 + 8 * len(item[0]) for item in self.items)
-        )
+        size = _MESSAGE_HEAD_BYTES + 12 * len(self.blocks) + 8 * len(self.released)
+        for data in self.blocks.values():
+            size += len(data)
+        if self.item is not None:
+            size += 20 + 8 * len(self.item[0])
+        self.bytes = size
 
 
 @dataclasses.dataclass(slots=True)
@@ -137,7 +138,10 @@ class ShardInserter:
                 f"{size} bytes at once for {self.address}, whose table has {self._max_item_bytes}"
             )
         with self._room:
-            if not self._room.wait_for(lambda: self.error or self._has_room(unit), timeout):
+            has_room = self._has_room(unit) or self._room.wait_for(
+                lambda: self.error or self._has_room(unit), timeout
+            )
+            if not has_room:
                 raise ReplayTimeout(
                     f"{self.address}: {self.waiting_bytes} bytes wait for {timeout} s already"
                     f" (max_pending_bytes {self._max_pending_bytes}): {self._last_problem}"
@@ -279,7 +283,7 @@ class ShardInserter:
                 return None
             self._sequence += 1
             blocks = {key: data for unit in units for key, data in unit.blocks.items()}
-            items = [item for unit in units for item in unit.items]
+            items = [unit.item for unit in units if unit.item is not None]
             released = [key for unit in units for key in unit.released]
             message = _message(self._sequence, blocks, items, released)
             sent = _Sent(self._sequence, message, blocks, released, len(items))
@@ -293,7 +297,9 @@ class ShardInserter:
 
     def _has_room(self, unit: Unit) -> bool:
         waiting = self.waiting_bytes
-        return not (waiting and unit.items) or waiting + unit.bytes <= self._max_pending_bytes
+        if not waiting or unit.item is None:
+            return True
+        return waiting + unit.bytes <= self._max_pending_bytes
 
     def _fail(self, error: str) -> None:
         with self._room:
@@ -306,7 +312,7 @@ class ShardInserter:
 def _message(
     sequence: int,
     blocks: dict[int, bytes],
-    items: list[tuple[tuple[int, ...], int, int, float]],
+    items: list[Item],
     released: list[int],
 ) -> bytes:
     parts = list(blocks.values())

@@ -56,22 +56,19 @@ class Assembly:
         self.times_sampled = messages.array(header.times_sampled, np.uint32, "times_sampled")
         self.offsets = messages.array(header.item_offsets, np.uint32, "item_offsets").tolist()
         self.lengths = messages.array(header.item_lengths, np.uint32, "item_lengths").tolist()
-        counts = messages.array(header.item_block_counts, np.uint32, "item_block_counts").tolist()
-        flat = messages.array(header.item_blocks, np.uint32, "item_blocks").tolist()
+        counts = messages.array(header.item_block_counts, np.uint32, "item_block_counts")
+        blocks = messages.array(header.item_blocks, np.uint32, "item_blocks")
+        stops = np.cumsum(counts, dtype=np.int64)
+        starts = stops - counts
+        # Blocks come in order: an item is complete when its last one is there.
+        last = np.maximum.reduceat(blocks, starts)
+        order = np.argsort(last, kind="stable")
+        self._order = list(zip(order.tolist(), last[order].tolist(), strict=True))
+        self._decoded = 0
+        self._starts, self._stops = starts.tolist(), stops.tolist()
+        self._blocks = blocks.tolist()
         self._sizes = messages.array(header.block_bytes, np.uint32, "block_bytes").tolist()
-        self._views: list[memoryview | None] = [None] * len(self._sizes)
-        self._blocks: list[list[int]] = []
-        self._users: list[list[int]] = [[] for _ in self._sizes]
-        self._missing: list[int] = []
-        at = 0
-        for item, count in enumerate(counts):
-            blocks = flat[at : at + count]
-            at += count
-            self._blocks.append(blocks)
-            needed = set(blocks)
-            self._missing.append(len(needed))
-            for block in needed:
-                self._users[block].append(item)
+        self._views: list[memoryview] = []
 
     def take(self, first_block: int, payload: memoryview, decode: Callable[..., None]) -> None:
         """Takes a message's blocks, and decodes the items that are complete.
@@ -84,24 +81,28 @@ class Assembly:
         Raises:
           MalformedBlock: From `decode`, or if the payload does not have its blocks.
         """
-        at, block = 0, first_block
-        while at < len(payload):
-            size = self._sizes[block]
-            self._views[block] = payload[at : at + size]
+        views = self._views
+        if first_block != len(views):
+            raise MalformedBlock(f"block {first_block} came after {len(views)} blocks")
+        at = 0
+        for size in self._sizes[first_block:]:
+            if at == len(payload):
+                break
+            views.append(payload[at : at + size])
             at += size
-            for item in self._users[block]:
-                self._missing[item] -= 1
-                if not self._missing[item]:
-                    views = [self._views[b] for b in self._blocks[item]]
-                    decode(item, views, self.offsets[item], self.lengths[item])
-            block += 1
         if at != len(payload):
-            raise MalformedBlock(f"a payload of {len(payload)} bytes ends within block {block - 1}")
+            raise MalformedBlock(f"a payload has {len(payload)} bytes, its blocks {at}")
+        for item, last in self._order[self._decoded :]:
+            if last >= len(views):
+                break
+            used = self._blocks[self._starts[item] : self._stops[item]]
+            decode(item, [views[b] for b in used], self.offsets[item], self.lengths[item])
+            self._decoded += 1
 
     def check_complete(self) -> None:
         """Raises MalformedBlock unless all items were decoded."""
-        if any(self._missing):
-            raise MalformedBlock(f"{sum(map(bool, self._missing))} items lack blocks")
+        if missing := len(self._order) - self._decoded:
+            raise MalformedBlock(f"{missing} items lack blocks")
 
 
 class ShardSampler:
