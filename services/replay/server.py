@@ -45,7 +45,7 @@ async def serve(config: ReplayConfig) -> None:
     lock = _lock_directory(config.persistence.directory)
     progress = Progress()
     hosts = {
-        name: TableHost(name, table, config.persistence, config.seed)
+        name: TableHost(name, table, config.persistence, config.seed, config.insert_window_bytes)
         for name, table in config.tables.items()
     }
     servicer = ReplayServicer(config, hosts, progress)

@@ -82,7 +82,9 @@ class ReplayConfig(Model):
     )
     persistence: PersistenceConfig = PersistenceConfig()
     insert_window_bytes: PositiveInt = pydantic.Field(
-        default=MEBIBYTE, description="What one writer may send without acknowledgement."
+        default=4 * MEBIBYTE,
+        description="What one writer may send without acknowledgement; less if all of them"
+        " together could send more than a sixteenth of the table's max_bytes.",
     )
     reply_bytes: PositiveInt = pydantic.Field(
         default=4 * MEBIBYTE,

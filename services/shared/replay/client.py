@@ -31,7 +31,7 @@ class ReplayClient:
         addresses: Sequence[str],
         layout: SequenceLayout,
         table: str = "sequences",
-        message_bytes: int = _MEBIBYTE // 2,
+        message_bytes: int = _MEBIBYTE,
         max_pending_bytes: int = 64 * _MEBIBYTE,
         keepalive_seconds: float = 5.0,
     ) -> None:

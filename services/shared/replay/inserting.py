@@ -209,15 +209,12 @@ class ShardInserter:
             # Reading its status raises what went wrong.
             raise asyncio.InvalidStateError
         answer = replay_pb2.InsertResponse.FromString(first)
-        self._window = answer.window_bytes
         self._max_item_bytes = answer.max_item_bytes
-        # A table has room for several messages, or each would push everything out.
-        self._message_bytes = min(self._message_bytes, answer.max_item_bytes // 4)
         if not self.is_usable:
             _log.info("connected to %s again", self.address)
         self.is_usable = True
         self._last_problem = "waiting for the service"
-        self._acknowledge(answer.sequence)
+        self._acknowledge(answer)
         await self._send_again(call)
         reading = asyncio.ensure_future(self._read(call))
         reading.add_done_callback(lambda _: self._wake.set())
@@ -245,13 +242,14 @@ class ShardInserter:
 
     async def _read(self, call: Any) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
-            self._acknowledge(replay_pb2.InsertResponse.FromString(data).sequence)
+            self._acknowledge(replay_pb2.InsertResponse.FromString(data))
             self._wake.set()
         raise asyncio.InvalidStateError
 
-    def _acknowledge(self, sequence: int) -> None:
+    def _acknowledge(self, answer: replay_pb2.InsertResponse) -> None:
         with self._room:
-            while self._sent and self._sent[0].sequence <= sequence:
+            self._window = answer.window_bytes
+            while self._sent and self._sent[0].sequence <= answer.sequence:
                 sent = self._sent.popleft()
                 self._sent_bytes -= len(sent.message)
                 self.acknowledged_items += sent.items
@@ -265,15 +263,14 @@ class ShardInserter:
         units: list[Unit] = []
         size = 0
         with self._room:
-            if len(self._sent) >= _MESSAGES_ON_THEIR_WAY and (
-                self._pending_bytes < self._message_bytes
-            ):
+            # Of several messages on their way one is being inserted while the next comes in.
+            limit = min(self._message_bytes, self._window // _MESSAGES_ON_THEIR_WAY)
+            if len(self._sent) >= _MESSAGES_ON_THEIR_WAY and self._pending_bytes < limit:
                 return None
             while self._pending:
                 unit_bytes = self._pending[0].bytes
                 if (units or self._sent) and (
-                    size + unit_bytes > self._message_bytes
-                    or self._sent_bytes + size + unit_bytes > self._window
+                    size + unit_bytes > limit or self._sent_bytes + size + unit_bytes > self._window
                 ):
                     break
                 units.append(self._pending.popleft())
