@@ -1,9 +1,10 @@
 """What the replay service costs, beside dm-reverb: items per second and CPU time on both sides.
 
 Run by `make bench-replay`; prints a table, then one JSON object. A server process with log, rate
-limiter and acknowledgements is filled step by step by writers of several slots, then a learner
-takes batches of 64 and returns their priorities. MB are of the decoded steps. Reverb does the
-same, without a log, which it does not have, in a virtual environment that is made under build/.
+limiter and acknowledgements is filled by writers of several slots, then a learner takes batches
+of 64 and returns their priorities. MB are of the decoded steps. Reverb does the same, without a
+log, which it does not have, in a virtual environment that is made under build/. Its writers take
+step after step, ours the runs of steps from one item to the next, as each one's learner has them.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ REVERB_WRITERS = ("legacy", "trajectory")
 
 
 def insert(writers: list[SlotWriter], work: Work) -> None:
-    """Steps all slots, one after the other, until there are enough items."""
+    """Gives all slots, one after the other, steps until there are enough items."""
     made = n = 0
     while made < work.items:
-        step = work.step(n)
-        n += 1
+        start, n = n, n + work.period if n else work.length
+        step, run = work.step(start), work.run(start, n)
         for writer in writers:
-            writer.append(step)
-            if work.is_due(n):
-                writer.create_item(work.length, 1.0 + n % 7)
-                made += 1
+            if work.period == 1:
+                writer.append(step)
+            else:
+                writer.extend(run)
+            writer.create_item(work.length, 1.0 + n % 7)
+            made += 1
 
 
 def measure(work: Work, folder: pathlib.Path, slots: int) -> dict[str, Any]:

@@ -46,6 +46,11 @@ class Work:
         """Step n."""
         return {name: field[n % _RING] for name, field in self.steps.items()}
 
+    def run(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
+        """Steps start to stop, [n, ...] each."""
+        index = np.arange(start, stop) % _RING
+        return {name: field[index] for name, field in self.steps.items()}
+
     def is_due(self, n: int) -> bool:
         """Whether an item ends with the n-th step."""
         return n >= self.length and (n - self.length) % self.period == 0

@@ -20,12 +20,10 @@ import numpy.typing as npt
 
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
-from services.shared.replay.codec import MalformedBlock
+from services.shared.replay.codec import BatchBuffer, MalformedBlock
 from services.shared.replay.connection import FATAL, SERVICE, describe
 from services.shared.rpc import Backoff
 
-# Priorities travel with the next request; if none follows, they go alone after this time.
-_UPDATE_DELAY_SECONDS = 0.02
 _STATUS_TIMEOUT_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -70,16 +68,19 @@ class Assembly:
         self._sizes = messages.array(header.block_bytes, np.uint32, "block_bytes").tolist()
         self._views: list[memoryview] = []
 
-    def take(self, first_block: int, payload: memoryview, decode: Callable[..., None]) -> None:
+    def take(
+        self, first_block: int, payload: memoryview, buffer: BatchBuffer, first_row: int
+    ) -> None:
         """Takes a message's blocks, and decodes the items that are complete.
 
         Args:
           first_block: Of the payload.
           payload: Whole blocks.
-          decode: Called with item, blocks, offset and length.
+          buffer: Takes the items.
+          first_row: Of the first item in the buffer.
 
         Raises:
-          MalformedBlock: From `decode`, or if the payload does not have its blocks.
+          MalformedBlock: An item is none, or the payload does not have its blocks.
         """
         views = self._views
         if first_block != len(views):
@@ -95,8 +96,8 @@ class Assembly:
         for item, last in self._order[self._decoded :]:
             if last >= len(views):
                 break
-            used = self._blocks[self._starts[item] : self._stops[item]]
-            decode(item, [views[b] for b in used], self.offsets[item], self.lengths[item])
+            used = [views[b] for b in self._blocks[self._starts[item] : self._stops[item]]]
+            buffer.decode_item(first_row + item, used, self.offsets[item], self.lengths[item])
             self._decoded += 1
 
     def check_complete(self) -> None:
@@ -166,9 +167,9 @@ class ShardSampler:
         self._wake.set()
 
     def update(self, keys: npt.NDArray[np.uint64], priorities: npt.NDArray[np.float64]) -> None:
-        """Sends priorities [u], with the next request if it comes soon."""
+        """Sends priorities [u], with a request if one is made at the same time."""
         self._updates.append((keys, priorities))
-        asyncio.get_running_loop().call_later(_UPDATE_DELAY_SECONDS, self._wake.set)
+        self._wake.set()
 
     async def refresh(self) -> None:
         """Asks how much the shard has."""

@@ -133,7 +133,7 @@ class SlotWriter:
             raise ValueError(
                 f"length is {length}, allowed: 1 to {longest}, the steps there are and max_length"
             )
-        if not (math.isfinite(priority) and priority >= 0):
+        if not 0 <= priority < math.inf:
             raise ValueError(f"priority is {priority}, allowed: finite, 0 or more")
         self.cut()
         used: list[_Block] = []
