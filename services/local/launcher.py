@@ -129,6 +129,7 @@ class _Run:
         learner_arguments: tuple[str, ...],
     ) -> None:
         self._stop = stop
+        self._tls = experiment.learner.tls
         self._address = f"127.0.0.1:{_free_port()}"
         self._actors: list[Service] = []
         self._actor_count = experiment.local.actors
@@ -154,7 +155,7 @@ class _Run:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._address) as channel, screen:
+            with rpc.channel(self._address, tls=self._tls) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
                     for service in self._others:
