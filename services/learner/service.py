@@ -81,6 +81,8 @@ class LearnerService:
         self._checkpoints = checkpoint.Writer(
             self._config.checkpoint_directory, self._config.checkpoints_to_keep
         )
+        if evaluation is None:
+            self._checkpoints.claim()
         self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
         self._restored = self._checkpoints.latest()
         if evaluation is not None and self._restored is None:
