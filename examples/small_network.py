@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from services.learner.networks import base, layers, mlp
+from services.learner.networks import base, heads, layers, mlp
 from services.shared import specs
 
 
@@ -12,7 +12,7 @@ class SmallNetwork(base.Network):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         size: int = 64,
@@ -20,7 +20,7 @@ class SmallNetwork(base.Network):
         lstm_size: int | None = None,
     ) -> None:
         """The first three come from the learner, the others from `learner.network.arguments`."""
-        super().__init__(environment_spec, parameter_size, mixed_precision, lstm_size=lstm_size)
+        super().__init__(environment_spec, head, mixed_precision, lstm_size=lstm_size)
         self.entry = layers.Linear(size)
         self.blocks = [layers.Linear(size) for _ in range(blocks)]
 

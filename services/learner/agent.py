@@ -1,61 +1,89 @@
-"""The agent: network, policy distribution, loss and optimizer behind two numpy-facing calls.
+"""The agent: network, loss and optimizer behind two numpy-facing calls.
 
 The inference thread calls `act`, the trainer thread `train`; both use the same variables, so
 inference always has the newest parameters. Both are concrete functions, traced once: calling
 them costs a fraction of what an ordinary `tf.function` call does.
+
+What is particular to an algorithm is in `vtrace_agent` and `r2d2_agent`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from services.learner import checkpoint, distributions, losses, optimizer, preprocess, unrolls
+from services.learner import checkpoint, optimizer, preprocess, unrolls
 from services.learner.inference import Arrays
-from services.learner.networks import registry
+from services.learner.networks import heads, registry
 from services.learner.networks.base import NetworkInputs, named_variables
-from services.learner.unrolls import UnrollBatch
+from services.learner.trainer import TrainingBatch, Update
 from services.shared.config import LearnerConfig
 from services.shared.specs import EnvironmentSpec, StepType
 
 
-class Agent:
-    """A V-trace actor-critic."""
+class Records(NamedTuple):
+    """A `RecordBatch` inside the graph, time-major; see `unrolls`."""
 
-    def __init__(self, config: LearnerConfig, spec: EnvironmentSpec, greedy: bool = False) -> None:
-        """Makes the network and traces both functions.
+    inputs: NetworkInputs
+    action: tf.Tensor
+    reward: tf.Tensor
+    discount: tf.Tensor
+    step_type: tf.Tensor
+    policy_parameters: tf.Tensor
+    initial_state: tuple[tf.Tensor, ...]
+
+
+class Loss(NamedTuple):
+    """What an algorithm makes of a batch.
+
+    Attributes:
+      value: float32 scalar to minimize.
+      metrics: float32 scalars by name. `behaviour_difference` is the largest difference between
+        policy parameters as inference recorded them and as training computes them.
+      priorities: float32 [B], or empty.
+    """
+
+    value: tf.Tensor
+    metrics: dict[str, tf.Tensor]
+    priorities: tf.Tensor
+
+
+class Agent(abc.ABC):
+    """What all algorithms share."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        spec: EnvironmentSpec,
+        head: heads.Head,
+        parameter_size: int,
+        batch_records: int,
+    ) -> None:
+        """Makes the network; the subclass calls `_trace` when it has made the rest.
 
         Args:
           config: The learner's settings.
           spec: What the environments look like.
-          greedy: Take the most probable action instead of drawing one.
+          head: What the algorithm makes of the network's features.
+          parameter_size: P, the numbers that `act` returns for each record.
+          batch_records: Consecutive records of each slot in a training batch.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
         """
         self._config = config
         self._spec = spec
-        self._greedy = greedy
-        self._distribution = distributions.for_action_spec(spec.action)
-        self.parameter_size: int = self._distribution.parameter_size
-        self._network = registry.create(config.network, spec, self.parameter_size, seed=config.seed)
-        self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
-        self._trainable = {
-            f"{part}/{name}": variable
-            for part, module in (("network", self._network), ("entropy_cost", self._entropy_cost))
-            for name, variable in named_variables(module, trainable_only=True).items()
-        }
-        self._optimizer = optimizer.Optimizer(
-            config.optimizer, self._trainable, config.total_frames
-        )
+        self._batch_records = batch_records
+        self.parameter_size = parameter_size
+        self._network = registry.create(config.network, spec, head, seed=config.seed)
         # Counts the calls of `act`: with the run's seed it makes each call's random numbers.
         self._act_calls = 0
         self._version = 0
-        self._act: Any = self._trace_act()
-        self._train: Any = self._trace_train()
 
     @property
     def version(self) -> int:
@@ -68,6 +96,7 @@ class Agent:
 
     def act(
         self,
+        slots: npt.NDArray[np.int64],
         observation: Arrays,
         previous_action: npt.NDArray[np.generic],
         reward: npt.NDArray[np.float32],
@@ -77,31 +106,32 @@ class Agent:
         """Chooses actions; see `inference.Policy`."""
         self._act_calls += 1
         seed = np.array([self._config.seed, self._act_calls], np.int64)
-        outputs = self._act(
-            *(tf.convert_to_tensor(x) for x in (*observation, previous_action, reward, first)),
-            *(tf.convert_to_tensor(part) for part in state),
-            tf.convert_to_tensor(seed),
-        )
+        arrays = (*observation, previous_action, reward, first, self._explore(slots), *state, seed)
+        outputs = self._act(*map(tf.convert_to_tensor, arrays))
         action, parameters, *new_state = (output.numpy() for output in outputs)
         return action, parameters, tuple(new_state)
 
-    def train(self, batch: UnrollBatch, frames: int) -> dict[str, float]:
+    def train(self, batch: TrainingBatch, frames: int) -> Update:
         """Makes one update; see `trainer.Updater`."""
+        records, weights = batch.records, batch.weights
         arrays = (
-            *batch.observation,
-            *batch.stack_index,
-            batch.previous_action,
-            batch.action,
-            batch.reward,
-            batch.discount,
-            batch.step_type,
-            batch.policy_parameters,
-            *batch.initial_state,
+            *records.observation,
+            *records.stack_index,
+            records.previous_action,
+            records.action,
+            records.reward,
+            records.discount,
+            records.step_type,
+            records.policy_parameters,
+            *records.initial_state,
+            np.ones(len(records.reward), np.float32) if weights is None else weights,
         )
-        values = self._train(*map(tf.convert_to_tensor, arrays), tf.constant(frames, tf.int64))
+        values, priorities = self._train(
+            *map(tf.convert_to_tensor, arrays), tf.constant(frames, tf.int64)
+        )
         metrics = {name: float(value.numpy()) for name, value in values.items()}
         self._version += not metrics["skipped"]
-        return metrics
+        return Update(metrics, priorities.numpy() if len(priorities) else None)
 
     def variables(self) -> dict[str, npt.NDArray[np.generic]]:
         """Everything that training changes, by name."""
@@ -121,12 +151,49 @@ class Agent:
         self._version = int(values["optimizer/updates"])
         self._act_calls = int(values["act_calls"])
 
-    def _named_variables(self) -> dict[str, Any]:
-        parts = {
-            "network": named_variables(self._network),
-            "entropy_cost": named_variables(self._entropy_cost),
-            "optimizer": self._optimizer.variables,
+    # What a subclass adds.
+
+    @abc.abstractmethod
+    def _choose(
+        self, output: Any, epsilon: tf.Tensor, seed: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Actions [n, A] and policy parameters float32 [n, P] of the head's output."""
+
+    @abc.abstractmethod
+    def _loss(self, records: Records, weights: tf.Tensor, frames: tf.Tensor) -> Loss:
+        """The loss of a batch."""
+
+    def _explore(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Epsilons [n] for `_choose`; [0] where the policy itself explores."""
+        return np.zeros(0, np.float32)
+
+    def _modules(self) -> dict[str, tf.Module]:
+        """All that has variables, by the name that these begin with."""
+        return {"network": self._network}
+
+    # What the subclasses share.
+
+    def _trace(self, trainable: Sequence[str]) -> None:
+        """Makes the optimizer and traces both functions.
+
+        Args:
+          trainable: Names of the modules that gradients are meant for.
+        """
+        config, modules = self._config, self._modules()
+        self._trainable = {
+            f"{part}/{name}": variable
+            for part in trainable
+            for name, variable in named_variables(modules[part], trainable_only=True).items()
         }
+        self._optimizer = optimizer.Optimizer(
+            config.optimizer, self._trainable, config.total_frames
+        )
+        self._act: Any = self._trace_act()
+        self._train: Any = self._trace_train()
+
+    def _named_variables(self) -> dict[str, Any]:
+        parts = {part: named_variables(module) for part, module in self._modules().items()}
+        parts["optimizer"] = self._optimizer.variables
         return {f"{part}/{name}": v for part, vs in parts.items() for name, v in vs.items()}
 
     def _inputs(self, observation: list[Any], previous: Any, reward: Any, first: Any) -> Any:
@@ -141,11 +208,8 @@ class Agent:
         count = len(spec.observation)
 
         def act(*arguments: Any) -> Any:
-            frames, (previous, reward, first, *state), seed = (
-                arguments[:count],
-                arguments[count:-1],
-                arguments[-1],
-            )
+            frames = arguments[:count]
+            previous, reward, first, epsilon, *state, seed = arguments[count:]
             observation = [
                 preprocess.decode(
                     tensor,
@@ -156,12 +220,7 @@ class Agent:
             ]
             inputs = self._inputs(observation, previous, reward, first)
             output, new_state = network.step(inputs, tuple(state))
-            parameters = output.policy_parameters
-            action = (
-                self._distribution.mode(parameters)
-                if self._greedy
-                else self._distribution.sample(parameters, seed)
-            )
+            action, parameters = self._choose(output, epsilon, seed)
             return action, parameters, *new_state
 
         signature = []
@@ -172,6 +231,7 @@ class Agent:
             _spec((None, spec.action.size), spec.action.dtype),
             _spec((None,), np.float32),
             _spec((None,), np.bool_),
+            _spec((None,), np.float32),
             *(_spec((None, *part.shape[1:]), part.dtype) for part in self.initial_state(1)),
             _spec((2,), np.int64),
         ]
@@ -179,62 +239,59 @@ class Agent:
         return tf.function(act, input_signature=signature).get_concrete_function()
 
     def _trace_train(self) -> Any:
-        spec, network, config = self._spec, self._network, self._config
-        count = len(spec.observation)
-        length = config.unroll_length + 1
-
         def train(*arguments: Any) -> Any:
-            frames = arguments[:count]
-            stack_index = arguments[count : 2 * count]
-            previous, action, reward, discount, step_type, behaviour, *state, position = arguments[
-                2 * count :
-            ]
-            observation = [
-                preprocess.stack_and_decode(tensor, value, index, network.compute_dtype)
-                for tensor, value, index in zip(spec.observation, frames, stack_index, strict=True)
-            ]
-            previous, action, reward, discount, step_type, behaviour = (
-                _time_major(x) for x in (previous, action, reward, discount, step_type, behaviour)
-            )
-            inputs = self._inputs(observation, previous, reward, step_type == StepType.FIRST)
+            *arrays, weights, frames = arguments
+            records = self._decode(arrays)
             with tf.GradientTape() as tape:
-                output, _ = network.unroll(inputs, tuple(state))
-                loss, metrics = losses.vtrace_loss(
-                    config.vtrace,
-                    self._distribution,
-                    output,
-                    behaviour_parameters=behaviour,
-                    action=action,
-                    reward=reward,
-                    discount=discount,
-                    step_type=step_type,
-                    entropy_cost=self._entropy_cost(position),
-                )
-            gradients = tape.gradient(loss, list(self._trainable.values()))
-            return {**metrics, **self._optimizer.apply(gradients, loss, position)}
+                loss = self._loss(records, weights, frames)
+            gradients = tape.gradient(loss.value, list(self._trainable.values()))
+            metrics = {name: tf.stop_gradient(value) for name, value in loss.metrics.items()}
+            update = self._optimizer.apply(gradients, loss.value, frames)
+            return {**metrics, **update}, loss.priorities
 
-        context = unrolls.context_length(spec)
-        b = config.batch_size
         signature = [
-            _spec((b, length + context, *tensor.storage_shape), tensor.storage_dtype)
-            for tensor in spec.observation
-        ]
-        signature += [_spec((b, length, tensor.stack), np.int32) for tensor in spec.observation]
-        signature += [
-            _spec((b, length, spec.action.size), spec.action.dtype),
-            _spec((b, length, spec.action.size), spec.action.dtype),
-            _spec((b, length), np.float32),
-            _spec((b, length), np.float32),
-            _spec((b, length), np.uint8),
-            _spec((b, length, self.parameter_size), np.float32),
-            *(_spec((b, *part.shape[1:]), part.dtype) for part in self.initial_state(1)),
+            *self._record_signature(),
+            _spec((self._config.batch_size,), np.float32),
             _spec((), np.int64),
         ]
-        function = tf.function(train, input_signature=signature, jit_compile=config.xla)
+        function = tf.function(train, input_signature=signature, jit_compile=self._config.xla)
         return function.get_concrete_function()
 
+    def _decode(self, arrays: Sequence[tf.Tensor]) -> Records:
+        spec = self._spec
+        count = len(spec.observation)
+        frames, stack_index = arrays[:count], arrays[count : 2 * count]
+        time_first = [time_major(x) for x in arrays[2 * count : 2 * count + 6]]
+        previous, action, reward, discount, step_type, parameters = time_first
+        observation = [
+            preprocess.stack_and_decode(tensor, value, index, self._network.compute_dtype)
+            for tensor, value, index in zip(spec.observation, frames, stack_index, strict=True)
+        ]
+        inputs = self._inputs(observation, previous, reward, step_type == StepType.FIRST)
+        state = tuple(arrays[2 * count + 6 :])
+        return Records(inputs, action, reward, discount, step_type, parameters, state)
 
-def _time_major(x: Any) -> Any:
+    def _record_signature(self) -> list[Any]:
+        spec, batch, length = self._spec, self._config.batch_size, self._batch_records
+        with_context = length + unrolls.context_length(spec)
+        return [
+            *(
+                _spec((batch, with_context, *tensor.storage_shape), tensor.storage_dtype)
+                for tensor in spec.observation
+            ),
+            *(_spec((batch, length, tensor.stack), np.int32) for tensor in spec.observation),
+            _spec((batch, length, spec.action.size), spec.action.dtype),
+            _spec((batch, length, spec.action.size), spec.action.dtype),
+            _spec((batch, length), np.float32),
+            _spec((batch, length), np.float32),
+            _spec((batch, length), np.uint8),
+            _spec((batch, length, self.parameter_size), np.float32),
+            *(_spec((batch, *part.shape[1:]), part.dtype) for part in self.initial_state(1)),
+        ]
+
+
+def time_major(x: Any) -> Any:
+    """[B, T, ...] to [T, B, ...]."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
 
 

@@ -13,6 +13,7 @@ on and looks healthy.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import logging
@@ -23,7 +24,7 @@ import shutil
 import threading
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +34,14 @@ from services.shared import wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Array = npt.NDArray[Any]
 _NAME = re.compile(r"checkpoint-(\d{12})")
 _TEMPORARY_PREFIX = ".incomplete-"
 _VARIABLES = "variables.npz"
 _META = "meta.json"
+_LOCK = ".lock"
 _log = logging.getLogger(__name__)
 
 
@@ -230,9 +232,29 @@ class Writer:
         """Sets where checkpoints go (None: nowhere) and how many are kept."""
         self._directory = None if directory is None else pathlib.Path(directory)
         self._keep = keep
+        self._lock: IO[str] | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.newest: pathlib.Path | None = None if directory is None else latest(directory)
+
+    def claim(self) -> None:
+        """Makes the directory this process's own, until it ends, however it ends.
+
+        Raises:
+          CheckpointError: Another learner writes to it, or it cannot be written to.
+        """
+        if self._directory is None:
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._directory / _LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"{self._directory}: another learner writes to it") from None
+        except OSError as error:
+            raise CheckpointError(f"{self._directory}: cannot be written to: {error}") from error
+        # What the one before has saved as its last.
+        self.newest = latest(self._directory)
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, or None.

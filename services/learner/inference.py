@@ -37,6 +37,7 @@ class Policy(Protocol):
 
     def act(
         self,
+        slots: IntArray,
         observation: Arrays,
         previous_action: npt.NDArray[np.generic],
         reward: npt.NDArray[np.float32],
@@ -46,6 +47,7 @@ class Policy(Protocol):
         """Chooses actions for n slots.
 
         Args:
+          slots: int64 [n].
           observation: For each tensor [n, *storage_shape], or [n, stack, *storage_shape] where
             the spec stacks.
           previous_action: [n, A].
@@ -218,7 +220,7 @@ class InferenceLoop:
         version = self._policy.version
         started = time.monotonic()
         action, parameters, new_state = self._policy.act(
-            observation, previous, reward, first, tuple(part[slots] for part in self._state)
+            slots, observation, previous, reward, first, tuple(part[slots] for part in self._state)
         )
         seconds = time.monotonic() - started
         self._statistics.inference_latency.observe(seconds)

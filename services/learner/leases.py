@@ -74,11 +74,17 @@ class LeaseTable:
         self.groups: dict[int, Group] = {}
         self.live_groups = 0
         self.live_slots = 0
+        self._slots_end = 0
 
     @property
     def leased_slots(self) -> int:
         """Number of slots that are not free."""
         return self._max_slots - len(self._free_slots)
+
+    @property
+    def slots_end(self) -> int:
+        """1 more than the highest leased slot; 0 without any."""
+        return self._slots_end
 
     def join(self, actor_name: str, groups: int, slots_per_group: int, token: str) -> Lease:
         """Leases slots, or gives an actor that returns with its token the same ones.
@@ -106,6 +112,7 @@ class LeaseTable:
         numbers = sorted(self._free_groups)[:groups]
         self._free_slots.difference_update(slots)
         self._free_groups.difference_update(numbers)
+        self._slots_end = max(self._slots_end, slots[-1] + 1)
         token = secrets.token_hex(16)
         shares = np.array(slots, np.int64).reshape(groups, slots_per_group)
         lease = Lease(
@@ -185,6 +192,9 @@ class LeaseTable:
                 self._last_epochs[group.number] = group.epoch
                 self._free_groups.add(group.number)
                 self._free_slots.update(group.slots.tolist())
+        if expired:
+            ends = (int(group.slots[-1]) + 1 for group in self.groups.values())
+            self._slots_end = max(ends, default=0)
         return expired
 
     def _set_front_end(self, group: Group, front_end: int | None) -> None:

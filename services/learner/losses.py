@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from services.learner import schedules, vtrace
 from services.learner.distributions import Distribution
-from services.learner.networks.base import NetworkOutput
+from services.learner.networks.heads import ActorCritic
 from services.shared.config import EntropyConfig, ScheduleConfig, VtraceConfig
 from services.shared.specs import StepType
 
@@ -19,7 +19,7 @@ _LOG_COST_BOUND = 20.0
 def vtrace_loss(
     config: VtraceConfig,
     distribution: Distribution,
-    output: NetworkOutput,
+    output: ActorCritic,
     *,
     behaviour_parameters: tf.Tensor,
     action: tf.Tensor,
@@ -91,7 +91,7 @@ def vtrace_loss(
         "explained_variance": _explained_variance(returns.vs, values, mask),
         "importance_ratio": _masked_mean(tf.exp(log_rhos), mask),
         # LAST records count here: they too were answered by the network that is compared.
-        "logit_difference": tf.reduce_max(difference),
+        "behaviour_difference": tf.reduce_max(difference),
     }
     return loss, {name: tf.stop_gradient(value) for name, value in metrics.items()}
 

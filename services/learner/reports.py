@@ -19,6 +19,7 @@ from services.shared.config import LearnerConfig
 
 if TYPE_CHECKING:
     from services.learner.service import LearnerService
+    from services.learner.training import Training
 
 _TENSORBOARD_SECONDS = 5.0
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Reports:
         )
         self._started = time.monotonic()
         self._next_summary = self._started
-        self._logit_difference = 0.0
+        self._behaviour_difference = 0.0
         self._metrics: dict[str, float] = {}
 
     def serve_metrics(self, service: LearnerService) -> None:
@@ -52,14 +53,16 @@ class Reports:
 
     @property
     def training_metrics(self) -> dict[str, float]:
-        """Of the newest update; `logit_difference_max` is over the whole run."""
+        """Of the newest update; `behaviour_difference_max` is over the whole run."""
         return self._metrics
 
     def training(self, metrics: dict[str, float], statistics: Statistics) -> None:
         """Takes notice of an update."""
         if not metrics["skipped"]:
-            self._logit_difference = max(self._logit_difference, metrics["logit_difference"])
-        self._metrics = {**metrics, "logit_difference_max": self._logit_difference}
+            self._behaviour_difference = max(
+                self._behaviour_difference, metrics["behaviour_difference"]
+            )
+        self._metrics = {**metrics, "behaviour_difference_max": self._behaviour_difference}
         if time.monotonic() >= self._next_summary:
             self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
             self._summarize(statistics)
@@ -81,9 +84,41 @@ class Reports:
         if statistics.ended_episodes:
             values["episode/mean_return"] = statistics.mean_return
             values["episode/mean_length"] = statistics.mean_length
+        if statistics.evaluation_episodes:
+            values["evaluation/mean_return"] = statistics.evaluation_return
         with self._writer.as_default(step=statistics.frames):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
+
+
+def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    """Of sequences on their way to replay and back; none where there is no replay."""
+    if training.sender is None or training.client is None:
+        return
+    counts = training.client.statistics()
+    counters = (
+        ("sequences_sent", "Handed to the replay client", training.sender.sent),
+        ("sequences_dropped", "Found replay away and no room", training.sender.dropped),
+        ("sequences_acknowledged", "Taken by replay", training.client.acknowledged_items),
+        (
+            "replay_reconnects",
+            "Streams that were lost",
+            counts["insert_reconnects"] + counts["sample_reconnects"],
+        ),
+        (
+            "incomplete_batches",
+            "Sampled while a replay shard was away",
+            counts["incomplete_batches"],
+        ),
+    )
+    for name, help_text, value in counters:
+        yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
+    gauges = (
+        ("sequence_bytes_waiting", "Not acknowledged yet", counts["waiting_bytes"]),
+        ("replay_shards_away", "Not written to now", training.client.shards_away),
+    )
+    for name, help_text, value in gauges:
+        yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
 
 
 class _LearnerCollector(Collector):
@@ -112,6 +147,11 @@ class _LearnerCollector(Collector):
         gauges: tuple[tuple[str, str, float], ...] = (
             ("frames_per_second", "Environment frames per second", status.frames_per_second),
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
+            (
+                "evaluation_return_mean",
+                "Over the evaluation slots' newest episodes, ten a slot",
+                status.evaluation_return,
+            ),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
             ("live_slots", "Env slots whose actors are connected", status.live_slots),
             ("leased_slots", "Env slots that are leased", status.leased_slots),
@@ -120,13 +160,18 @@ class _LearnerCollector(Collector):
             ("held_groups", "Groups held back by training", statistics.held_groups),
             ("training_busy", "Share of time at work", statistics.busy_share("training")),
             ("inference_busy", "Share of time at work", statistics.busy_share("inference")),
+            (
+                "replay_wait_share",
+                "Share of time that finished sequences waited for replay",
+                statistics.busy_share("replay"),
+            ),
         )
         for name, help_text, value in gauges:
             yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )
-        for part in ("environment", "inference", "training"):
+        for part in ("environment", "inference", "training", "replay"):
             bottleneck.add_metric([part], float(part == status.bottleneck))
         yield bottleneck
         cpu = CounterMetricFamily("seedpod_cpu_seconds", "CPU seconds by part", labels=["part"])
@@ -149,6 +194,8 @@ class _LearnerCollector(Collector):
                 "Of unrolls that an environment's loss left unfinished",
                 value=assembler.dropped_records,
             )
+        if (training := self._service.training) is not None:
+            yield from _replay_metrics(training)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)

@@ -19,7 +19,7 @@ import time
 import grpc
 import numpy as np
 
-from services.learner import checkpoint, reports, unrolls
+from services.learner import checkpoint, reports, training, unrolls
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
 from services.learner.evaluator import Evaluation, Evaluator
@@ -63,7 +63,10 @@ class LearnerService:
         self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
         self._statistics = Statistics(
-            self._config.max_slots, self._reports.registry, keep_episodes=evaluation is not None
+            self._config.max_slots,
+            self._reports.registry,
+            keep_episodes=evaluation is not None,
+            evaluation_slots=training.evaluation_slots(self._config, evaluation),
         )
         self._transport = Transport(self._config, self._check_join, self.status, self._fail)
         self._build_lock = threading.Lock()
@@ -71,12 +74,15 @@ class LearnerService:
         self._store: StepStore | None = None
         self._agent: Agent | None = None
         self._assembler: unrolls.UnrollAssembler | None = None
-        self._trainer: Trainer | Evaluator | None = None
+        self._training: training.Training | None = None
+        self._evaluator: Evaluator | None = None
         self._inference: InferenceLoop | None = None
         self._threads: list[threading.Thread] = []
         self._checkpoints = checkpoint.Writer(
             self._config.checkpoint_directory, self._config.checkpoints_to_keep
         )
+        if evaluation is None:
+            self._checkpoints.claim()
         self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
         self._restored = self._checkpoints.latest()
         if evaluation is not None and self._restored is None:
@@ -120,27 +126,33 @@ class LearnerService:
 
     @property
     def _failure(self) -> Exception | None:
-        return self._error or (None if self._trainer is None else self._trainer.failure)
+        worker = self._worker
+        return self._error or (None if worker is None else worker.failure)
+
+    @property
+    def _worker(self) -> Trainer | Evaluator | None:
+        """What decides when the run is over."""
+        return self._evaluator if self._training is None else self._training.trainer
 
     def _fail(self, error: Exception) -> None:
         self._error = error
         self._wake.set()
 
     def _trainer_ended(self) -> bool:
-        return self._trainer is not None and self._trainer.ended.is_set()
+        return self._worker is not None and self._worker.ended.is_set()
 
     def _wind_down(self) -> None:
-        trainer, inference = self._trainer, self._inference
-        if trainer is None or inference is None:
+        worker, inference = self._training or self._evaluator, self._inference
+        if worker is None or inference is None:
             return
         if not self._stop_requested and self._error is None:
             self._transport.finish()
             deadline = time.monotonic() + _FAREWELL_SECONDS
             while self._transport.leases.live_groups and time.monotonic() < deadline:
                 time.sleep(0.05)
-        trainer.stop()
+        worker.stop()
         for thread in self._threads:
-            if thread.name == "trainer":
+            if thread.name != "inference":
                 thread.join()
         try:
             self._save(wait=True)
@@ -149,6 +161,8 @@ class LearnerService:
         inference.stop()
         for thread in self._threads:
             thread.join()
+        if self._training is not None:
+            self._training.close()
         self._reports.close(self._statistics)
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
@@ -211,31 +225,33 @@ class LearnerService:
 
     def _build(self, spec: EnvironmentSpec) -> None:
         cfg = self._config
-        agent = Agent(cfg, spec, greedy=self._evaluation is not None and self._evaluation.greedy)
+        agent = training.make_agent(
+            cfg, spec, self._evaluation, lambda: self._transport.leases.slots_end
+        )
+        length = training.run_length(cfg)
         store = StepStore.create(
             StoreLayout(
                 spec=spec,
                 slots=cfg.max_slots,
-                ring=unrolls.ring_length(spec, cfg.unroll_length, cfg.unrolls_per_slot),
+                ring=unrolls.ring_length(spec, length, cfg.unrolls_per_slot),
                 parameter_size=agent.parameter_size,
                 front_ends=cfg.front_ends,
             )
         )
         state = agent.initial_state(cfg.max_slots)
-        assembler = unrolls.UnrollAssembler(store, state, cfg.unroll_length, cfg.unrolls_per_slot)
+        assembler = unrolls.UnrollAssembler(store, state, length, cfg.unrolls_per_slot)
         self._cpu_time = CpuTime()
-        trainer = self._make_trainer(agent, assembler, spec)
         if self._restored is not None:
-            self._restore(agent, trainer, self._restored, spec)
+            self._restore(agent, self._restored, spec)
         inference = InferenceLoop(
             cfg, store, self._transport, agent, state, assembler, self._statistics, self._cpu_time
         )
-        self._agent, self._store, self._assembler = agent, store, assembler
-        self._trainer, self._inference = trainer, inference
         self._threads = [
             threading.Thread(target=self._infer, args=(inference,), name="inference", daemon=True),
-            threading.Thread(target=trainer.run, name="trainer", daemon=True),
+            *self._make_worker(agent, assembler, spec),
         ]
+        self._agent, self._store, self._assembler = agent, store, assembler
+        self._inference = inference
         self._transport.publish(store)
         for thread in self._threads:
             thread.start()
@@ -249,41 +265,44 @@ class LearnerService:
             _log.exception("inference failed")
             self._fail(error)
 
-    def _make_trainer(
+    def _make_worker(
         self, agent: Agent, assembler: unrolls.UnrollAssembler, spec: EnvironmentSpec
-    ) -> Trainer | Evaluator:
+    ) -> list[threading.Thread]:
+        """Makes what trains or evaluates; returns its threads."""
         if self._evaluation is not None:
-            return Evaluator(
+            self._evaluator = Evaluator(
                 self._evaluation,
                 assembler,
                 self._statistics,
                 lambda: self._transport.leases.leased_slots,
                 self._transport.wake,
             )
-        return Trainer(
+            return [threading.Thread(target=self._evaluator.run, name="evaluator", daemon=True)]
+        self._training = training.make_training(
             self._config,
             spec,
-            assembler,
             agent,
+            assembler,
             self._statistics,
             self._cpu_time,
             self._transport.wake,
             self._after_update,
+            self._fail,
         )
+        return self._training.threads()
 
     def _restore(
         self,
         agent: Agent,
-        trainer: Trainer | Evaluator,
         saved: checkpoint.Checkpoint,
         spec: EnvironmentSpec,
     ) -> None:
         saved.check_environment(spec)
         agent.restore(saved)
-        if isinstance(trainer, Evaluator):
+        if self._evaluation is not None:
             return
         counters = saved.counters
-        trainer.steps = counters["steps"]
+        self._statistics.steps = counters["steps"]
         self._statistics.frames = counters["frames"]
         self._statistics.episodes = counters["episodes"]
         self._statistics.updates = agent.version
@@ -297,12 +316,12 @@ class LearnerService:
             self._save(wait=False)
 
     def _save(self, wait: bool) -> None:
-        agent, trainer, spec = self._agent, self._trainer, self._spec
-        if agent is None or spec is None or not isinstance(trainer, Trainer):
+        agent, spec = self._agent, self._spec
+        if agent is None or spec is None or self._training is None:
             return
         counters = {
             "updates": agent.version,
-            "steps": trainer.steps,
+            "steps": self._statistics.steps,
             "frames": self._statistics.frames,
             "episodes": self._statistics.episodes,
         }
@@ -320,6 +339,7 @@ class LearnerService:
             updates=s.updates,
             episodes=s.episodes,
             mean_return=s.mean_return,
+            evaluation_return=s.evaluation_return,
             mean_episode_length=s.mean_length,
             live_slots=leases.live_slots,
             leased_slots=leases.leased_slots,
@@ -348,9 +368,9 @@ class LearnerService:
     def summary(self) -> dict[str, object]:
         """This process's run in one JSON-able object; rates leave the time before it began out."""
         status = self.status()
-        if isinstance(self._trainer, Evaluator):
+        if self._evaluator is not None:
             return {
-                **self._trainer.summary(),
+                **self._evaluator.summary(),
                 "checkpoint": status.checkpoint,
                 "failure": status.failure or None,
             }
@@ -361,13 +381,13 @@ class LearnerService:
             for field in status.cpu_seconds.DESCRIPTOR.fields
             if frames > 0
         }
-        mean_return = status.mean_return
         return {
             "frames": status.frames,
             "frames_per_second": round(frames / max(seconds, 1e-3), 1),
             "updates": status.updates,
             "episodes": status.episodes,
-            "mean_return": None if math.isnan(mean_return) else round(mean_return, 4),
+            "mean_return": _rounded(status.mean_return),
+            "evaluation_return": _rounded(status.evaluation_return),
             "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu}
             if cpu
             else None,
@@ -389,3 +409,12 @@ class LearnerService:
     def statistics(self) -> Statistics:
         """The counters."""
         return self._statistics
+
+    @property
+    def training(self) -> training.Training | None:
+        """What trains, once there is it."""
+        return self._training
+
+
+def _rounded(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)

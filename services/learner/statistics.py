@@ -13,14 +13,16 @@ import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Histogram
 
 from services.learner.unrolls import IntArray
-from services.shared.specs import StepType
+from services.shared.specs import EnvironmentSpec, StepType
 
 _SECONDS_BUCKETS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _RATE_WINDOW_SECONDS = 20.0
 _SNAPSHOT_SECONDS = 1.0
 _SATURATED = 0.9  # share of the time at work from which a thread limits the others
 _HELD_GROUPS = 0.5
+_REPLAY_WAITS = 0.5  # share of the time
 _EPISODES = 100
+_EVALUATION_EPISODES = 10  # of each slot: they are few, and the newest count
 
 
 class Rate:
@@ -62,16 +64,22 @@ class Statistics:
     """Counters of one learner.
 
     Attributes:
+      steps: Steps taken into training, of all agents.
       frames: Environment frames taken into training.
       updates: Parameter updates.
       episodes: Episodes that ended.
       ended_episodes: Slot, return and length of each, oldest first.
+      evaluation_episodes: The same of the evaluation slots.
       held_groups: Groups that wait now for training to take their unrolls.
       policy_lag: Mean updates between acting and training, of the last batch.
     """
 
     def __init__(
-        self, slots: int, registry: CollectorRegistry, keep_episodes: bool = False
+        self,
+        slots: int,
+        registry: CollectorRegistry,
+        keep_episodes: bool = False,
+        evaluation_slots: int = 0,
     ) -> None:
         """Starts at zero.
 
@@ -79,8 +87,10 @@ class Statistics:
           slots: Number of env slots.
           registry: For the histograms.
           keep_episodes: Keep every episode, not only the newest.
+          evaluation_slots: So many slots, the first, are evaluated and not trained on.
         """
         self.slots = slots
+        self.steps = 0
         self.frames = 0
         self.updates = 0
         self.episodes = 0
@@ -90,11 +100,15 @@ class Statistics:
         self.ended_episodes: collections.deque[tuple[int, float, int]] = collections.deque(
             maxlen=None if keep_episodes else _EPISODES
         )
+        self.evaluation_episodes: collections.deque[tuple[int, float, int]] = collections.deque(
+            maxlen=_EVALUATION_EPISODES * evaluation_slots
+        )
+        self._evaluation_slots = evaluation_slots
         self._return = np.zeros(slots)
         self._length = np.zeros(slots, np.int64)
         self._fill = 0.0
         self._frame_rate = Rate()
-        self._busy = {"inference": Rate(), "training": Rate(), "held": Rate()}
+        self._busy = {"inference": Rate(), "training": Rate(), "held": Rate(), "replay": Rate()}
         self.queue_wait = Histogram(
             "seedpod_inference_queue_wait_seconds",
             "Time that the oldest request of a batch waited",
@@ -139,13 +153,17 @@ class Statistics:
         self._return[slots] = np.where(first, 0.0, self._return[slots] + reward)
         self._length[slots] = np.where(first, 0, self._length[slots] + 1)
         for slot in slots[step_type == StepType.LAST].tolist():
-            self.episodes += 1
-            self.ended_episodes.append((slot, float(self._return[slot]), int(self._length[slot])))
+            episode = slot, float(self._return[slot]), int(self._length[slot])
+            if slot < self._evaluation_slots:
+                self.evaluation_episodes.append(episode)
+            else:
+                self.episodes += 1
+                self.ended_episodes.append(episode)
         fill = min(1.0, len(slots) / batch_size)
         self._fill = fill if self._fill == 0 else 0.99 * self._fill + 0.01 * fill
 
     def observe_busy(self, part: str, seconds: float) -> None:
-        """Counts time that the inference or training thread was at work, or requests held."""
+        """Counts time that a thread was at work, or that requests or sequences had to wait."""
         self._busy[part].add(seconds)
 
     def busy_share(self, part: str) -> float:
@@ -155,17 +173,24 @@ class Statistics:
     def bottleneck(self) -> str:
         """Which part limits throughput now.
 
-        Training, when actors are held back because it has not taken their unrolls; inference,
-        when its thread has hardly a pause; else the environments.
+        Training, when it has hardly a pause, or when actors are held back because their unrolls
+        are not taken; replay, when it is the one that does not take them; inference, when its
+        thread has hardly a pause; else the environments.
         """
-        if self.busy_share("held") > _HELD_GROUPS or self.busy_share("training") > _SATURATED:
+        if self.busy_share("training") > _SATURATED:
+            return "training"
+        if self.busy_share("replay") > _REPLAY_WAITS:
+            return "replay"
+        if self.busy_share("held") > _HELD_GROUPS:
             return "training"
         return "inference" if self.busy_share("inference") > _SATURATED else "environment"
 
-    def add_frames(self, frames: int) -> None:
-        """Counts frames taken into training."""
-        self.frames += frames
-        self._frame_rate.add(frames)
+    def add_steps(self, steps: int, spec: EnvironmentSpec) -> None:
+        """Counts steps taken into training: each agent's, so an environment's may be several."""
+        self.steps += steps
+        frames = self.steps * spec.frames_per_step // spec.agents
+        self._frame_rate.add(frames - self.frames)
+        self.frames = frames
 
     @property
     def frames_per_second(self) -> float:
@@ -180,11 +205,20 @@ class Statistics:
     @property
     def mean_return(self) -> float:
         """Over the last 100 episodes; NaN before the first."""
-        returns = [total for _, total, _ in self.ended_episodes.copy()]
-        return float(np.mean(returns)) if returns else math.nan
+        return _mean_return(self.ended_episodes)
+
+    @property
+    def evaluation_return(self) -> float:
+        """Over the evaluation slots' newest episodes, ten a slot; NaN before the first."""
+        return _mean_return(self.evaluation_episodes)
 
     @property
     def mean_length(self) -> float:
         """Over the last 100 episodes; NaN before the first."""
         lengths = [length for _, _, length in self.ended_episodes.copy()]
         return float(np.mean(lengths)) if lengths else math.nan
+
+
+def _mean_return(episodes: collections.deque[tuple[int, float, int]]) -> float:
+    returns = [total for _, total, _ in episodes.copy()]
+    return float(np.mean(returns)) if returns else math.nan

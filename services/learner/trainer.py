@@ -1,20 +1,20 @@
-"""The trainer thread: finished unrolls -> batch -> update, until all frames are trained on."""
+"""The trainer thread: batch after batch, update after update, until all frames are trained on."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from services.learner.cpu_time import CpuTime
 from services.learner.statistics import Statistics
-from services.learner.unrolls import UnrollAssembler, UnrollBatch
+from services.learner.unrolls import RecordBatch, Unroll, UnrollAssembler
 from services.shared.config import LearnerConfig
 from services.shared.specs import EnvironmentSpec
 
@@ -29,6 +29,32 @@ class TrainingError(RuntimeError):
     """Training cannot go on."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What an update leaves behind.
+
+    Attributes:
+      metrics: Scalars by name; `skipped` is 1 if loss or gradients were not finite.
+      priorities: float32 [B], new ones of the sequences; None where there are no priorities.
+    """
+
+    metrics: dict[str, float]
+    priorities: npt.NDArray[np.float32] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingBatch:
+    """What an update is made from.
+
+    Attributes:
+      records: `batch_size` unrolls or sequences.
+      weights: float32 [B], of the rows in the loss; None: 1 each.
+    """
+
+    records: RecordBatch
+    weights: npt.NDArray[np.float32] | None = None
+
+
 class Updater(Protocol):
     """What learns; `services.learner.agent.Agent` implements it."""
 
@@ -36,75 +62,56 @@ class Updater(Protocol):
     def version(self) -> int:
         """Updates so far."""
 
-    def train(self, batch: UnrollBatch, frames: int) -> dict[str, float]:
-        """Makes one update and returns its metrics; `skipped` is 1 if it was not finite."""
+    def train(self, batch: TrainingBatch, frames: int) -> Update:
+        """Makes one update; `frames` is what schedules go by."""
 
 
-class Trainer:
-    """Takes unrolls and makes updates."""
+class BatchSource(Protocol):
+    """Where batches come from: `UnrollSource`, or `replay_source.ReplaySource`."""
+
+    def next(self, ended: Callable[[], bool]) -> TrainingBatch | None:
+        """Waits for the next batch; None when `ended` says so. The one before is invalid then."""
+
+    def done(self, update: Update) -> None:
+        """Takes notice of an update from the newest batch."""
+
+
+class UnrollSource:
+    """Batches of the newest unrolls, each used once and counted when it is taken."""
 
     def __init__(
         self,
-        config: LearnerConfig,
+        batch_size: int,
         spec: EnvironmentSpec,
         assembler: UnrollAssembler,
-        agent: Updater,
         statistics: Statistics,
-        cpu_time: CpuTime,
         wake_inference: Callable[[], None],
-        after_update: Callable[[dict[str, float]], None],
     ) -> None:
-        """Prepares the trainer; `run` is the thread's body.
+        """Prepares.
 
         Args:
-          config: The learner's settings.
+          batch_size: Unrolls of a batch.
           spec: What the environments look like.
           assembler: Where unrolls come from.
-          agent: What learns.
-          statistics: Counts frames and updates.
-          cpu_time: Attributes the process's CPU time.
+          statistics: Counts frames.
           wake_inference: Called when records may be overwritten again.
-          after_update: Called after each update with its metrics, in this thread: checkpoints
-            and reports are consistent there.
         """
-        self._config = config
+        self._batch_size = batch_size
         self._spec = spec
         self._assembler = assembler
-        self._agent = agent
         self._statistics = statistics
-        self._cpu_time = cpu_time
         self._wake_inference = wake_inference
-        self._after_update = after_update
-        self._skipped_in_a_row = 0
-        self._stop = threading.Event()
-        self.failure: Exception | None = None
-        self.ended = threading.Event()
-        self.steps = 0
 
-    def stop(self) -> None:
-        """Makes `run` return after the update under way."""
-        self._stop.set()
-
-    def run(self) -> None:
-        """Trains until all frames are taken, `stop` or a failure, which is kept."""
-        try:
-            while not self._stop.is_set() and self._statistics.frames < self._config.total_frames:
-                batch = self._collect()
-                if batch is not None:
-                    self._update(batch)
-        except Exception as error:  # the service reports it and ends
-            _log.exception("training failed")
-            self.failure = error
-        finally:
-            self.ended.set()
-
-    def _collect(self) -> UnrollBatch | None:
-        parts: list[UnrollBatch] = []
-        missing = self._config.batch_size
+    def next(self, ended: Callable[[], bool]) -> TrainingBatch | None:
+        """See `BatchSource`."""
+        parts: list[RecordBatch] = []
+        missing = self._batch_size
         started = time.monotonic()
         warned = False
-        while missing and not self._stop.is_set():
-            unrolls = self._assembler.take(missing, _TAKE_SECONDS)
+        while missing:
+            if ended():
+                return None
+            unrolls: list[Unroll] | None = self._assembler.take(missing, _TAKE_SECONDS)
             if unrolls is None:
                 waited = time.monotonic() - started
                 if waited > _WARN_AFTER_SECONDS and not warned:
@@ -115,25 +122,85 @@ class Trainer:
             self._assembler.release(unrolls)
             self._wake_inference()
             missing -= len(unrolls)
-        self._statistics.training_wait.observe(time.monotonic() - started)
-        return None if missing else concatenate(parts)
+        records = RecordBatch.concatenate(parts)
+        self._statistics.add_steps(records.environment_steps, self._spec)
+        return TrainingBatch(records)
 
-    def _update(self, batch: UnrollBatch) -> None:
-        self.steps += batch.environment_steps
+    def done(self, update: Update) -> None:
+        """See `BatchSource`."""
+
+
+class Trainer:
+    """Takes batches and makes updates."""
+
+    def __init__(
+        self,
+        config: LearnerConfig,
+        source: BatchSource,
+        agent: Updater,
+        statistics: Statistics,
+        cpu_time: CpuTime,
+        after_update: Callable[[dict[str, float]], None],
+    ) -> None:
+        """Prepares the trainer; `run` is the thread's body.
+
+        Args:
+          config: The learner's settings.
+          source: Where batches come from.
+          agent: What learns.
+          statistics: Counts updates.
+          cpu_time: Attributes the process's CPU time.
+          after_update: Called after each update with its metrics, in this thread: checkpoints
+            and reports are consistent there.
+        """
+        self._config = config
+        self._source = source
+        self._agent = agent
+        self._statistics = statistics
+        self._cpu_time = cpu_time
+        self._after_update = after_update
+        self._skipped_in_a_row = 0
+        self._stop = threading.Event()
+        self.failure: Exception | None = None
+        self.ended = threading.Event()
+
+    def stop(self) -> None:
+        """Makes `run` return after the update under way."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Trains until all frames are taken, `stop` or a failure, which is kept."""
+        try:
+            while not self._shall_end():
+                started = time.monotonic()
+                batch = self._source.next(self._shall_end)
+                self._statistics.training_wait.observe(time.monotonic() - started)
+                if batch is not None:
+                    self._update(batch)
+        except Exception as error:  # the service reports it and ends
+            _log.exception("training failed")
+            self.failure = error
+        finally:
+            self.ended.set()
+
+    def _shall_end(self) -> bool:
+        return self._stop.is_set() or self._statistics.frames >= self._config.total_frames
+
+    def _update(self, batch: TrainingBatch) -> None:
         statistics = self._statistics
-        statistics.policy_lag = float(self._agent.version - np.mean(batch.policy_version[:, :-1]))
-        per_step = self._spec.frames_per_step / self._spec.agents
-        statistics.add_frames(math.floor(self.steps * per_step) - statistics.frames)
+        versions = batch.records.policy_version[:, :-1]
+        statistics.policy_lag = float(self._agent.version - np.mean(versions))
         for _ in range(self._config.sample_reuse):
             started = time.monotonic()
             with self._cpu_time.training():
-                metrics = self._agent.train(batch, statistics.frames)
+                update = self._agent.train(batch, statistics.frames)
             seconds = time.monotonic() - started
             statistics.training_latency.observe(seconds)
             statistics.observe_busy("training", seconds)
             statistics.updates = self._agent.version
-            self._count_skipped(metrics)
-            self._after_update(metrics)
+            self._source.done(update)
+            self._count_skipped(update.metrics)
+            self._after_update(update.metrics)
 
     def _count_skipped(self, metrics: dict[str, float]) -> None:
         if not metrics["skipped"]:
@@ -149,17 +216,3 @@ class Trainer:
                 f"{MAX_SKIPPED_UPDATES} updates in a row were not finite; the weights are the last"
                 " good ones"
             )
-
-
-def concatenate(parts: list[UnrollBatch]) -> UnrollBatch:
-    """One batch of several."""
-    if len(parts) == 1:
-        return parts[0]
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(UnrollBatch):
-        values = [getattr(part, field.name) for part in parts]
-        if isinstance(values[0], tuple):
-            fields[field.name] = tuple(np.concatenate(v) for v in zip(*values, strict=True))
-        else:
-            fields[field.name] = np.concatenate(values)
-    return UnrollBatch(**fields)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +34,7 @@ def ring_length(spec: EnvironmentSpec, unroll_length: int, unrolls_per_slot: int
 
 
 @dataclasses.dataclass
-class UnrollBatch:
+class RecordBatch:
     """Consecutive records of B slots, batch-major; T + 1 records, L = T + 1 + context.
 
     Attributes:
@@ -58,10 +60,68 @@ class UnrollBatch:
     initial_state: tuple[npt.NDArray[np.generic], ...]
     policy_version: IntArray
 
+    def select(self, rows: npt.NDArray[Any]) -> RecordBatch:
+        """Some of the slots, by index or mask."""
+        return self._map(lambda parts: parts[0][rows], [self])
+
+    @classmethod
+    def concatenate(cls, batches: list[RecordBatch]) -> RecordBatch:
+        """All slots of all batches."""
+        return batches[0] if len(batches) == 1 else cls._map(np.concatenate, batches)
+
+    @classmethod
+    def _map(cls, function: Callable[[list[Any]], Any], batches: list[RecordBatch]) -> RecordBatch:
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            values = [getattr(batch, field.name) for batch in batches]
+            if isinstance(values[0], tuple):
+                parts = zip(*values, strict=True)
+                fields[field.name] = tuple(function(list(part)) for part in parts)
+            else:
+                fields[field.name] = function(values)
+        return cls(**fields)
+
     @property
     def environment_steps(self) -> int:
         """Real environment steps among the T transitions (from LAST to FIRST is none)."""
         return int(np.count_nonzero(self.step_type[:, 1:] != StepType.FIRST))
+
+
+class Unroll(NamedTuple):
+    """A finished unroll.
+
+    Attributes:
+      slot: Its env slot.
+      start: Number of its first record.
+      place: Of its initial state, among those that the assembler keeps of the slot.
+    """
+
+    slot: int
+    start: int
+    place: int
+
+
+def stack_index(
+    step_type: npt.NDArray[np.uint8], context: int, stack: int
+) -> npt.NDArray[np.int32]:
+    """Which frames each record's observation is stacked from.
+
+    Args:
+      step_type: uint8 [B, L] of consecutive records, the first `context` of which are only there
+        to be looked back at.
+      context: Number of these.
+      stack: Frames of an observation.
+
+    Returns:
+      int32 [B, L - context, stack] into L, oldest first; an episode's first frame is repeated.
+    """
+    position = np.arange(step_type.shape[1])
+    newest_first = np.maximum.accumulate(np.where(step_type == StepType.FIRST, position, 0), axis=1)
+    wanted = position[context:, None] - np.arange(stack - 1, -1, -1)
+    index: npt.NDArray[np.int32] = np.maximum(wanted, newest_first[:, context:, None]).astype(
+        np.int32
+    )
+    return index
 
 
 class UnrollAssembler:
@@ -101,7 +161,7 @@ class UnrollAssembler:
             np.zeros((slots, self._kept, *part.shape[1:]), part.dtype) for part in state
         )
         self._finishing = np.zeros((0, 3), np.int64)
-        self._finished: collections.deque[tuple[int, int, int]] = collections.deque()
+        self._finished: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
         self.dropped_records = 0
 
@@ -156,7 +216,7 @@ class UnrollAssembler:
         if not len(self._finishing):
             return
         with self._condition:
-            self._finished.extend((a, b, c) for a, b, c in self._finishing.tolist())
+            self._finished.extend(map(Unroll._make, self._finishing.tolist()))
             self._condition.notify()
         self._finishing = self._finishing[:0]
 
@@ -170,13 +230,13 @@ class UnrollAssembler:
         rows: IntArray = np.maximum(wanted, self._first[slots][:, None])
         return rows % self._store.layout.ring
 
-    def take(self, batch_size: int, timeout_seconds: float) -> list[tuple[int, int, int]] | None:
+    def take(self, batch_size: int, timeout_seconds: float) -> list[Unroll] | None:
         """Waits for finished unrolls and takes up to `batch_size`.
 
         The caller copies what it needs by `gather`, then gives them back by `release`.
 
         Returns:
-          One or more unrolls as opaque entries, oldest first, or None after the timeout.
+          One or more unrolls, oldest first, or None after the timeout.
         """
         with self._condition:
             if not self._condition.wait_for(lambda: self._finished, timeout_seconds):
@@ -184,7 +244,7 @@ class UnrollAssembler:
             count = min(batch_size, len(self._finished))
             return [self._finished.popleft() for _ in range(count)]
 
-    def release(self, unrolls: list[tuple[int, int, int]]) -> None:
+    def release(self, unrolls: list[Unroll]) -> None:
         """Lets the records of taken unrolls be overwritten."""
         with self._condition:
             for slot, start, _ in unrolls:
@@ -194,7 +254,7 @@ class UnrollAssembler:
                     start + self._length if self._waiting[slot] else self._start[slot]
                 )
 
-    def gather(self, unrolls: list[tuple[int, int, int]]) -> UnrollBatch:
+    def gather(self, unrolls: list[Unroll]) -> RecordBatch:
         """Copies the records of taken unrolls."""
         store = self._store
         slots, start, kept = np.array(unrolls, np.int64).T
@@ -204,25 +264,17 @@ class UnrollAssembler:
         rows = all_rows[:, context:]
         column = slots[:, None]
         spec = store.layout.spec
-        position = np.arange(length + 1 + context)
-        is_first = store.step_type[column, all_rows] == StepType.FIRST
-        newest_first = np.maximum.accumulate(np.where(is_first, position, 0), axis=1)
-
-        def stack_index(stack: int) -> npt.NDArray[np.int32]:
-            wanted = position[context:, None] - np.arange(stack - 1, -1, -1)
-            index: npt.NDArray[np.int32] = np.maximum(
-                wanted, newest_first[:, context:, None]
-            ).astype(np.int32)
-            return index
-
-        return UnrollBatch(
+        step_type = store.step_type[column, all_rows]
+        return RecordBatch(
             observation=tuple(tensor[column, all_rows] for tensor in store.observation),
-            stack_index=tuple(stack_index(tensor.stack) for tensor in spec.observation),
+            stack_index=tuple(
+                stack_index(step_type, context, tensor.stack) for tensor in spec.observation
+            ),
             previous_action=store.action[column, all_rows[:, context - 1 : -1]],
             action=store.action[column, rows],
             reward=store.reward[column, rows],
             discount=store.discount[column, rows],
-            step_type=store.step_type[column, rows],
+            step_type=step_type[:, context:],
             policy_parameters=store.policy_parameters[column, rows],
             initial_state=tuple(part[slots, kept] for part in self._start_state),
             policy_version=store.policy_version[column, rows],

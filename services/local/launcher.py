@@ -1,4 +1,4 @@
-"""Runs a whole system on this machine: one learner, actors, and a view of what they do.
+"""Runs a whole system on this machine: learner, actors, replay, and a view of what they do.
 
 `seedpod train` calls `train`. Every service is a process of its own and talks gRPC, as in a
 cluster; only the addresses and the folders are chosen here. A run's folder holds the experiment
@@ -28,7 +28,9 @@ from services.shared import config, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 _STOP_SECONDS = 30.0
+_REPLAY_STOP_SECONDS = 10.0
 _POLL_SECONDS = 1.0
+_ADDRESS_FILE = "learner.address"
 
 
 class StopFlag:
@@ -128,7 +130,9 @@ class _Run:
         learner_arguments: tuple[str, ...],
     ) -> None:
         self._stop = stop
+        self._tls = experiment.learner.tls
         self._address = f"127.0.0.1:{_free_port()}"
+        _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
         self._actor_count = experiment.local.actors
         self._actor_metrics_port = experiment.actor.metrics_port
@@ -139,6 +143,12 @@ class _Run:
             f"--set=learner.address={self._address}",
             *learner_arguments,
         ]
+        self._replay: Service | None = None
+        # An evaluation, which has arguments, neither fills nor reads replay.
+        if experiment.learner.algorithm == "r2d2" and not learner_arguments:
+            replay = f"127.0.0.1:{_free_port()}"
+            self._replay = self._start_replay(replay)
+            arguments.append(f"--set=learner.r2d2.replay_addresses=[{replay}]")
         self._learner = Service(
             "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
         )
@@ -147,18 +157,31 @@ class _Run:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._address) as channel, screen:
+            with rpc.channel(self._address, tls=self._tls) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
-                    for actor in self._actors:
-                        actor.check(may_end=False)
-                    screen.show(_status(stub), sum(actor.restarts for actor in self._actors))
+                    for service in self._others:
+                        service.check(may_end=False)
+                    restarts = sum(s.restarts for s in (self._learner, *self._others))
+                    screen.show(_status(stub), restarts)
                     self._stop.sleep(_POLL_SECONDS)
         except LaunchError as error:
             failure = str(error)
         finally:
             self._wind_down()
         return self._summary(failure)
+
+    @property
+    def _others(self) -> list[Service]:
+        """All but the learner."""
+        return [*self._actors, *([] if self._replay is None else [self._replay])]
+
+    def _start_replay(self, address: str) -> Service:
+        command = [
+            *("-m", "services.replay", "--child", f"--experiment={self._document}"),
+            f"--set=replay.address={address}",
+        ]
+        return Service("replay", command, self._folder / "replay.log")
 
     def _start_actors(self) -> None:
         for i in range(self._actor_count):
@@ -175,8 +198,12 @@ class _Run:
         self._learner.terminate()
         for actor in self._actors:
             actor.terminate()
+        # Replay ends last: the learner's streams would try to come back to it.
         for service in (self._learner, *self._actors):
             service.wait(deadline - time.monotonic())
+        if self._replay is not None:
+            self._replay.terminate()
+            self._replay.wait(_REPLAY_STOP_SECONDS)
 
     def _summary(self, failure: str | None) -> dict[str, Any]:
         summary = self._learner.summary()
@@ -262,21 +289,47 @@ def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:
             return candidate
 
 
-def newest_run(directory: pathlib.Path, name: str) -> pathlib.Path:
-    """The newest run of an experiment.
+def newest_run(directory: pathlib.Path, name: str | None = None) -> pathlib.Path:
+    """The newest run of an experiment; None: of any.
 
     Raises:
       LaunchError: There is none.
     """
-    of_experiment = re.compile(re.escape(name) + r"-\d{8}-\d{6}(-\d+)?")
+    pattern = ".+" if name is None else re.escape(name)
+    of_experiment = re.compile(pattern + r"-\d{8}-\d{6}(-\d+)?")
     runs = [
         path.parent
         for path in directory.glob("*/experiment.yaml")
         if of_experiment.fullmatch(path.parent.name)
     ]
     if not runs:
-        raise LaunchError(f"no run of {name!r} in {directory}/ to resume")
+        raise LaunchError(f"no run{'' if name is None else f' of {name!r}'} in {directory}/")
     return max(runs, key=lambda path: (path / "experiment.yaml").stat().st_mtime)
+
+
+def describe(run: pathlib.Path) -> dict[str, str]:
+    """How a run is doing: what its learner says, or else what its newest checkpoint has counted.
+
+    Raises:
+      ConfigError: The folder's experiment cannot be read.
+      CheckpointError: Nor can the checkpoint.
+    """
+    experiment = config.load(str(run / "experiment.yaml"))
+    address = run / _ADDRESS_FILE
+    if address.exists():
+        with rpc.channel(address.read_text(), tls=experiment.learner.tls) as channel:
+            status = _status(inference_pb2_grpc.InferenceServiceStub(channel))
+        if status is not None:
+            return view.describe(status, experiment.learner.total_frames)
+    newest = checkpoint.latest(run / "checkpoints")
+    if newest is None:
+        return {"state": "not running, and without a checkpoint"}
+    counters = checkpoint.read(newest).counters
+    return {
+        "state": "not running",
+        "checkpoint": newest.name,
+        **{name: f"{count:,}" for name, count in counters.items()},
+    }
 
 
 def _status(

@@ -71,7 +71,7 @@ class View(abc.ABC):
         self._answered = True
         if not status.live_slots and not status.frames:
             return {"time": elapsed, "state": "environments and network are starting"}
-        return {"time": elapsed, **self._progress(status), "actor restarts": str(restarts)}
+        return {"time": elapsed, **self._progress(status), "restarts": str(restarts)}
 
     @abc.abstractmethod
     def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
@@ -87,16 +87,23 @@ class TrainingView(View):
         self._total_frames = total_frames
 
     def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
-        return {
-            "frames": f"{status.frames:,} of {self._total_frames:,}",
-            "frames/s": f"{status.frames_per_second:,.0f}",
-            "return": f"{_number(status.mean_return)} (last 100 episodes)",
-            "episodes": f"{status.episodes:,}",
-            "environments": f"{status.live_slots} live",
-            "batch fill": f"{status.inference_batch_fill:.0%}",
-            "policy lag": f"{status.policy_lag:.1f} updates",
-            "bottleneck": status.bottleneck,
-        }
+        return describe(status, self._total_frames)
+
+
+def describe(status: inference_pb2.GetStatusResponse, total_frames: int) -> dict[str, str]:
+    """What a learner that trains says of itself, for people."""
+    return {
+        "frames": f"{status.frames:,} of {total_frames:,}",
+        "frames/s": f"{status.frames_per_second:,.0f}",
+        "return": f"{_number(status.mean_return)} (last 100 episodes)",
+        **_evaluation(status),
+        "episodes": f"{status.episodes:,}",
+        "updates": f"{status.updates:,}",
+        "environments": f"{status.live_slots} live",
+        "batch fill": f"{status.inference_batch_fill:.0%}",
+        "policy lag": f"{status.policy_lag:.1f} updates",
+        "bottleneck": status.bottleneck,
+    }
 
 
 class EvaluationView(View):
@@ -108,6 +115,15 @@ class EvaluationView(View):
             "return": f"{_number(status.mean_return)} (all episodes)",
             "environments": f"{status.live_slots} live",
         }
+
+
+def _evaluation(status: inference_pb2.GetStatusResponse) -> dict[str, str]:
+    """Of the evaluation slots, if there are any."""
+    if math.isnan(status.evaluation_return):
+        return {}
+    return {
+        "evaluation": f"{_number(status.evaluation_return)} (newest 10 of each evaluation slot)"
+    }
 
 
 def _number(value: float) -> str:

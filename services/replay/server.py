@@ -53,7 +53,7 @@ async def serve(config: ReplayConfig) -> None:
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health_servicer = await _add_health(server)
     try:
-        port = server.add_insecure_port(config.address)
+        port = rpc.add_port(server, config.address, config.tls)
     except RuntimeError as error:
         raise CannotStart(f"address {config.address}: {error}") from None
     metrics_port = status.serve_metrics(config, hosts, progress, lambda: servicer.ready)

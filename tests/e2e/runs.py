@@ -75,6 +75,14 @@ def train(
     return finish(start(runs, experiment, *arguments), timeout)
 
 
+def evaluate(checkpoint: str, *arguments: str, timeout: float = 300) -> dict[str, Any]:
+    """Runs `seedpod eval` and returns its summary."""
+    command = [*SEEDPOD, "eval", f"--checkpoint={checkpoint}", *arguments]
+    output = subprocess.run(command, check=True, timeout=timeout, capture_output=True, text=True)
+    summary: dict[str, Any] = json.loads(output.stdout.splitlines()[-1])
+    return summary
+
+
 def interrupt(process: subprocess.Popen[str], group: bool) -> float:
     """Sends Ctrl-C, as a terminal does to the whole group; returns the seconds until the end."""
     started = time.monotonic()

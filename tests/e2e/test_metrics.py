@@ -41,7 +41,7 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
         ("training_busy", 0.001, 1),
         ("inference_busy", 0.001, 1),
         ("front_end_rejected_total", 0, 0),
-        ("training_logit_difference", 0, 1e3),
+        ("training_behaviour_difference", 0, 1e3),
     ):
         assert low <= value(name) <= high, name
     # CartPole's reward is 1 for each step.

@@ -285,7 +285,7 @@ def test_overlapping_sequences_share_blocks_and_come_back_whole(make: Make) -> N
             batch = sampler.next(TIMEOUT)
             check_batch(batch, 24)
             sampler.update_priorities(batch, np.full(16, 2.0))
-        assert client.statistics()["acknowledged_items"] == 24
+        assert client.acknowledged_items == 24
     deadline = time.monotonic() + TIMEOUT
     # The writers' own references have gone with their streams.
     while server.status().waiting_writers:

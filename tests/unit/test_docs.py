@@ -27,6 +27,7 @@ from services.replay.host import TableHost
 from services.replay.recovery import Progress, Recovered
 from services.shared import config
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.replay import Field, ReplayClient, SequenceLayout
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -72,6 +73,10 @@ class _Service:
         self.statistics = Statistics(2, registry)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
+        self.training = types.SimpleNamespace(
+            sender=types.SimpleNamespace(sent=0, dropped=0),
+            client=ReplayClient(["localhost:1"], SequenceLayout((Field("x", "float32"),))),
+        )
         self.assembler = UnrollAssembler(self.store, (), unroll_length=1, unrolls_per_slot=1)
 
     def status(self) -> inference_pb2.GetStatusResponse:
@@ -115,8 +120,6 @@ def test_metrics_exist(page: str, metrics: set[str]) -> None:
 
 # Settings.
 
-_FILE_SUFFIXES = (".log", ".md", ".proto", ".py", ".yaml")
-
 
 def _models(annotation: object) -> Iterator[type[pydantic.BaseModel]]:
     """The models among an annotation's alternatives."""
@@ -139,8 +142,8 @@ def _exists(keys: list[str], model: type[pydantic.BaseModel]) -> bool:
 
 @pages
 def test_settings_exist(page: str) -> None:
-    named = set(re.findall(r"\b(?<![./])(?:actor|learner|local|replay)(?:\.\w+)+", _code(page)))
-    names = {name for name in named if not name.endswith(_FILE_SUFFIXES)}
+    named = set(re.findall(r"\b(?<![./])(?:actor|learner|replay|local)(?:\.\w+)+", _code(page)))
+    names = {name for name in named if not name.endswith((".log", ".py", ".yaml"))}
     unknown = [name for name in names if not _exists(name.split("."), config.Experiment)]
     assert not unknown
 

@@ -2,7 +2,7 @@
 
 The inference loop calls `step` on a batch of slots, the losses call `unroll` on [T, B] records.
 Both are the same mathematics, put together from the same pieces: `torso` per record, then an
-optional LSTM core, then the heads. A network of one's own is a subclass that overrides `torso`
+optional LSTM core, then the head. A network of one's own is a subclass that overrides `torso`
 (see `mlp.Mlp` for a short one), named in the experiment as `module:Class`.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from services.learner.networks import layers
+from services.learner.networks import heads, layers
 from services.shared import specs
 
 State = tuple[tf.Tensor, ...]
@@ -36,20 +36,13 @@ class NetworkInputs(NamedTuple):
     first: tf.Tensor
 
 
-class NetworkOutput(NamedTuple):
-    """Attributes: policy_parameters float32 [..., P] and baseline (the value) float32 [...]."""
-
-    policy_parameters: tf.Tensor
-    baseline: tf.Tensor
-
-
 class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
-    """Torso, optional LSTM core, policy head and baseline head."""
+    """Torso, optional LSTM core, head."""
 
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         lstm_size: int | None = None,
@@ -59,10 +52,10 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
 
         Args:
           environment_spec: What the network will see.
-          parameter_size: P, the policy's parameters; see `distributions`.
+          head: What the algorithm makes of the features; from the learner.
           mixed_precision: Compute in bfloat16; variables, recurrent state and outputs stay
             float32.
-          lstm_size: Units of the LSTM between torso and heads, which also takes the previous
+          lstm_size: Units of the LSTM between torso and head, which also takes the previous
             action and the reward, clipped to [-1, 1] (IMPALA, arXiv 1802.01561, figure 3).
             None: no memory.
           lstm_horizon: Records that the LSTM shall be able to bridge from the start; see
@@ -74,10 +67,7 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
         self.environment_spec = environment_spec
         self.compute_dtype: tf.DType = tf.bfloat16 if mixed_precision else tf.float32
         self.core = None if lstm_size is None else layers.LstmCore(lstm_size, lstm_horizon)
-        # A policy that starts almost uniform explores better than one that starts with random
-        # preferences (Andrychowicz et al. 2020, arXiv 2006.05990, section 3.2).
-        self.policy_head = layers.Linear(parameter_size, layers.orthogonal(0.01))
-        self.baseline_head = layers.Linear(1, layers.orthogonal(1.0))
+        self.head = head
 
     def torso(self, inputs: NetworkInputs) -> tf.Tensor:
         """Features [N, F] of N records in the compute precision; no memory, no time axis."""
@@ -87,7 +77,7 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
         """The recurrent state before the first record: [B, ...] each; () without memory."""
         return () if self.core is None else self.core.initial_state(batch_size)
 
-    def step(self, inputs: NetworkInputs, state: State) -> tuple[NetworkOutput, State]:
+    def step(self, inputs: NetworkInputs, state: State) -> tuple[Any, State]:
         """Answers one record of each of B environments.
 
         Args:
@@ -95,15 +85,15 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
           state: What the step before returned, [B, ...].
 
         Returns:
-          The output [B, ...] and the state after these records.
+          The head's output [B, ...] and the state after these records.
         """
         features = self._features(inputs)
         if self.core is not None:
             projected = self.core.project(features)
             features, state = self.core.advance(projected, inputs.first, state)
-        return self._heads(features), state
+        return self.head(features), state
 
-    def unroll(self, inputs: NetworkInputs, state: State) -> tuple[NetworkOutput, State]:
+    def unroll(self, inputs: NetworkInputs, state: State) -> tuple[Any, State]:
         """Answers T consecutive records of each of B environments at once.
 
         Args:
@@ -111,7 +101,7 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
           state: The state before the first of them, [B, ...].
 
         Returns:
-          The output [T, B, ...] and the state after the last record.
+          The head's output [T, B, ...] and the state after the last record.
         """
         length = inputs.first.shape[0]
         features = self._features(tf.nest.map_structure(_merge_time, inputs))
@@ -122,7 +112,7 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
                 output, state = self.core.advance(projected_t, first_t, state)
                 outputs.append(output)
             features = tf.concat(outputs, axis=0)
-        output = self._heads(features)
+        output = self.head(features)
         return tf.nest.map_structure(lambda x: _split_time(x, length), output), state
 
     def previous_action_and_reward(self, inputs: NetworkInputs) -> tf.Tensor:
@@ -145,11 +135,6 @@ class Network(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
         if self.core is None:
             return features
         return tf.concat([features, self.previous_action_and_reward(inputs)], axis=-1)
-
-    def _heads(self, features: tf.Tensor) -> NetworkOutput:
-        policy_parameters = self.policy_head(features)
-        baseline = self.baseline_head(features)[:, 0]
-        return NetworkOutput(tf.cast(policy_parameters, tf.float32), tf.cast(baseline, tf.float32))
 
 
 def _merge_time(x: tf.Tensor) -> tf.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.learner.networks import image, residual
+from services.learner.networks import heads, image, residual
 from services.shared import specs
 
 
@@ -17,7 +17,7 @@ class Football(image.ImageNetwork):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         dense_size: int = 256,
@@ -27,7 +27,7 @@ class Football(image.ImageNetwork):
         """See `image.ImageNetwork`; the paper's network has no `layer_norm`."""
         super().__init__(
             environment_spec,
-            parameter_size,
+            head,
             mixed_precision,
             convolutions=residual.Sections((16, 32, 32, 32)),
             dense_size=dense_size,

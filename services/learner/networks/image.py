@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from services.learner import preprocess
-from services.learner.networks import base, layers
+from services.learner.networks import base, heads, layers
 from services.shared import specs
 
 
@@ -22,7 +22,7 @@ class ImageNetwork(base.Network):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         convolutions: Callable[[tf.Tensor], tf.Tensor],
@@ -34,7 +34,7 @@ class ImageNetwork(base.Network):
 
         Args:
           environment_spec: See `base.Network`; must have exactly one image.
-          parameter_size: See `base.Network`.
+          head: See `base.Network`.
           mixed_precision: See `base.Network`.
           convolutions: A `tf.Module` that maps [N, H, W, C] to [N, H', W', C'].
           dense_size: Units of the dense layer.
@@ -45,7 +45,7 @@ class ImageNetwork(base.Network):
         Raises:
           ValueError: The observation has no image, or several.
         """
-        super().__init__(environment_spec, parameter_size, mixed_precision, lstm_size=lstm_size)
+        super().__init__(environment_spec, head, mixed_precision, lstm_size=lstm_size)
         shapes = {
             spec.name: preprocess.network_shape(spec) for spec in environment_spec.observation
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from services.learner.networks import image, layers, residual
+from services.learner.networks import heads, image, layers, residual
 from services.shared import specs
 
 
@@ -18,7 +18,7 @@ class ImpalaDeep(image.ImageNetwork):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         lstm_size: int | None = 256,
@@ -26,7 +26,7 @@ class ImpalaDeep(image.ImageNetwork):
         """See `image.ImageNetwork`; `lstm_size` null for the paper's Atari variant."""
         super().__init__(
             environment_spec,
-            parameter_size,
+            head,
             mixed_precision,
             convolutions=residual.Sections((16, 32, 32)),
             dense_size=256,
@@ -40,7 +40,7 @@ class ImpalaShallow(image.ImageNetwork):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         lstm_size: int | None = 256,
@@ -48,7 +48,7 @@ class ImpalaShallow(image.ImageNetwork):
         """See `image.ImageNetwork`; `lstm_size` null for no memory."""
         super().__init__(
             environment_spec,
-            parameter_size,
+            head,
             mixed_precision,
             convolutions=_ShallowConvolutions(),
             dense_size=256,

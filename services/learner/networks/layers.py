@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -65,17 +65,27 @@ class Linear(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
 
 
 class Conv2D(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
-    """A convolution of NHWC images that keeps height and width (but for the stride)."""
+    """A convolution of NHWC images."""
 
     def __init__(
         self,
         channels: int,
         kernel_size: int,
         stride: int = 1,
+        padding: Literal["SAME", "VALID"] = "SAME",
         initializer: Initializer = lecun_normal,
     ) -> None:
-        """Sets the shape and where the kernel starts; the bias starts at 0."""
+        """Sets the shape and where the kernel starts; the bias starts at 0.
+
+        Args:
+          channels: C'.
+          kernel_size: Of both sides.
+          stride: In both directions.
+          padding: `SAME` keeps height and width, but for the stride; `VALID` pads nothing.
+          initializer: Of the kernel.
+        """
         super().__init__()
+        self._padding = padding
         self._channels = channels
         self._kernel_size = kernel_size
         self._stride = stride
@@ -84,12 +94,12 @@ class Conv2D(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
         self.bias: Any = None
 
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        """Maps [N, H, W, C] to [N, ceil(H / stride), ceil(W / stride), channels]."""
+        """Maps [N, H, W, C] to [N, H', W', channels]; `SAME`: H' = ceil(H / stride)."""
         if self.kernel is None:
             shape = (self._kernel_size, self._kernel_size, x.shape[-1], self._channels)
             self.kernel = tf.Variable(self._initializer(shape))
             self.bias = tf.Variable(tf.zeros([self._channels]))
-        y = tf.nn.conv2d(x, tf.cast(self.kernel, x.dtype), self._stride, "SAME")
+        y = tf.nn.conv2d(x, tf.cast(self.kernel, x.dtype), self._stride, self._padding)
         return tf.nn.bias_add(y, tf.cast(self.bias, x.dtype))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from services.learner.networks import base, layers
+from services.learner.networks import base, heads, layers
 from services.shared import specs
 
 _ACTIVATIONS: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
@@ -23,7 +23,7 @@ class Mlp(base.Network):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         sizes: Sequence[int] = (256, 256),
@@ -35,7 +35,7 @@ class Mlp(base.Network):
 
         Args:
           environment_spec: See `base.Network`.
-          parameter_size: See `base.Network`.
+          head: See `base.Network`.
           mixed_precision: See `base.Network`.
           sizes: Units of each hidden layer.
           activation: `elu`, `relu` or `tanh`, which Andrychowicz et al. 2020 (arXiv 2006.05990,
@@ -45,7 +45,7 @@ class Mlp(base.Network):
         """
         super().__init__(
             environment_spec,
-            parameter_size,
+            head,
             mixed_precision,
             lstm_size=lstm_size,
             lstm_horizon=lstm_horizon,
@@ -71,7 +71,7 @@ class MlpLstm(Mlp):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         sizes: Sequence[int] = (256, 256),
@@ -82,7 +82,7 @@ class MlpLstm(Mlp):
         """See `Mlp`."""
         super().__init__(
             environment_spec,
-            parameter_size,
+            head,
             mixed_precision,
             sizes=sizes,
             activation=activation,

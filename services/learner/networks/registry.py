@@ -8,7 +8,7 @@ import inspect
 import tensorflow as tf
 
 from services.learner import preprocess
-from services.learner.networks import base, football, impala, mlp
+from services.learner.networks import base, football, heads, impala, mlp, nature
 from services.shared import config, specs
 
 NETWORKS: dict[str, type[base.Network]] = {
@@ -17,6 +17,7 @@ NETWORKS: dict[str, type[base.Network]] = {
     "impala_shallow": impala.ImpalaShallow,
     "mlp": mlp.Mlp,
     "mlp_lstm": mlp.MlpLstm,
+    "nature": nature.Nature,
 }
 
 
@@ -27,7 +28,7 @@ class NetworkError(ValueError):
 def create(
     network: config.NetworkConfig,
     environment_spec: specs.EnvironmentSpec,
-    parameter_size: int,
+    head: heads.Head,
     seed: int = 0,
 ) -> base.Network:
     """Makes a network and all its variables.
@@ -35,7 +36,7 @@ def create(
     Args:
       network: Name, arguments and precision.
       environment_spec: What the network will see.
-      parameter_size: P, the policy's parameters; see `distributions`.
+      head: See `base.Network`.
       seed: Set as TensorFlow's global seed, which the initial values come from.
 
     Returns:
@@ -44,23 +45,29 @@ def create(
     Raises:
       NetworkError: Unknown name, an import path that leads nowhere or not to a network,
         arguments that the network does not take, an observation that it cannot process, or
-        outputs of another shape than promised.
+        outputs that are not one row for each record.
     """
     network_class = find(network.name)
     _check_arguments(network, network_class)
     tf.random.set_seed(seed)
     try:
         instance = network_class(
-            environment_spec, parameter_size, network.mixed_precision, **network.arguments
+            environment_spec, head, network.mixed_precision, **network.arguments
         )
     except ValueError as error:
         raise NetworkError(f"network {network.name!r}: {error}") from error
-    output, _ = instance.step(example_inputs(instance), instance.initial_state(1))
-    shapes = (tuple(output.policy_parameters.shape), tuple(output.baseline.shape))
-    if shapes != ((1, parameter_size), (1,)):
+    try:
+        output, _ = instance.step(example_inputs(instance, 2), instance.initial_state(2))
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        seen = {spec.name: preprocess.network_shape(spec) for spec in environment_spec.observation}
         raise NetworkError(
-            f"network {network.name!r}: for one record, policy_parameters and baseline have the"
-            f" shapes {shapes}, must be {((1, parameter_size), (1,))}"
+            f"network {network.name!r} cannot process observations of the shapes {seen}: {error}"
+        ) from error
+    shapes = [tuple(part.shape) for part in tf.nest.flatten(output)]
+    if any(shape[:1] != (2,) for shape in shapes):
+        raise NetworkError(
+            f"network {network.name!r}: for two records its outputs have the shapes {shapes}, must"
+            " begin with 2: a torso makes one row of features for each record"
         )
     return instance
 

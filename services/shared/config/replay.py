@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from services.shared.config.base import MEBIBYTE, Model, NonNegative, Port, Positive, PositiveInt
+from services.shared.config.base import (
+    MEBIBYTE,
+    Model,
+    NonNegative,
+    Port,
+    Positive,
+    PositiveInt,
+    TlsConfig,
+)
 
 TableName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -96,6 +104,9 @@ class ReplayConfig(Model):
     )
     keepalive_seconds: Positive = pydantic.Field(
         default=5.0, description="A client silent for twice this time is disconnected."
+    )
+    tls: TlsConfig | None = pydantic.Field(
+        default=None, description="Files of the service's certificate. Default: no encryption."
     )
     metrics_port: Port | None = pydantic.Field(
         default=None, description="Prometheus port; 0: any free one; null: none."

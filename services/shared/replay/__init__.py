@@ -1,6 +1,7 @@
 """The Python client of the replay service; see docs/replay.md."""
 
 from services.shared.replay.client import ReplayClient
+from services.shared.replay.codec import Tensors
 from services.shared.replay.connection import ReplayError, ReplayTimeout
 from services.shared.replay.layout import Field, SequenceLayout
 from services.shared.replay.sampler import Batch, Sampler
@@ -15,4 +16,5 @@ __all__ = [
     "Sampler",
     "SequenceLayout",
     "SlotWriter",
+    "Tensors",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.shared import rpc
+from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay.connection import SERVICE, LoopThread, to_proto
 from services.shared.replay.inserting import ShardInserter
@@ -34,6 +35,7 @@ class ReplayClient:
         message_bytes: int = _MEBIBYTE,
         max_pending_bytes: int = 64 * _MEBIBYTE,
         keepalive_seconds: float = 5.0,
+        tls: TlsConfig | None = None,
     ) -> None:
         """Prepares the client.
 
@@ -45,6 +47,7 @@ class ReplayClient:
           max_pending_bytes: What may wait for each shard, acknowledgement included, before
             writers wait; what a lost service can cost.
           keepalive_seconds: A silent service is given up after twice this time.
+          tls: This client's certificate; None: no encryption.
         """
         if not addresses:
             raise ValueError("addresses is empty, allowed: one or more")
@@ -57,7 +60,7 @@ class ReplayClient:
         self._inserters: list[ShardInserter] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._settings = message_bytes, max_pending_bytes
-        self._thread.call(self._connect(keepalive_seconds))
+        self._thread.call(self._connect(keepalive_seconds, tls))
 
     def __enter__(self) -> ReplayClient:
         return self
@@ -145,10 +148,14 @@ class ReplayClient:
         """
         return sum(not inserter.is_usable for inserter in self._inserters)
 
+    @property
+    def acknowledged_items(self) -> int:
+        """Items that the shards have; any thread may ask."""
+        return sum(inserter.acknowledged_items for inserter in self._inserters)
+
     def statistics(self) -> dict[str, int]:
         """Counts of this client, for metrics."""
         return {
-            "acknowledged_items": sum(i.acknowledged_items for i in self._inserters),
             "waiting_bytes": sum(i.waiting_bytes for i in self._inserters),
             "insert_reconnects": sum(i.reconnects for i in self._inserters),
             "sample_reconnects": sum(s.reconnects() for s in self._samplers),
@@ -160,9 +167,10 @@ class ReplayClient:
         """Ends all streams; what is not acknowledged may be lost, see `flush`."""
         self._thread.call(self._disconnect())
 
-    async def _connect(self, keepalive_seconds: float) -> None:
+    async def _connect(self, keepalive_seconds: float, tls: TlsConfig | None) -> None:
         self._channels = [
-            (address, rpc.aio_channel(address, keepalive_seconds)) for address in self._addresses
+            (address, rpc.aio_channel(address, keepalive_seconds, tls))
+            for address in self._addresses
         ]
 
     def _started_inserters(self) -> list[ShardInserter]:

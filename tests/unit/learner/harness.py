@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 
-from services.learner import unrolls
+from services.learner import training, unrolls
 from services.learner.cpu_time import CpuTime
 from services.learner.fair_lock import FairLock
 from services.learner.inference import Arrays, InferenceLoop, InferenceTransport
@@ -33,6 +33,7 @@ class CountingPolicy:
 
     def act(
         self,
+        slots: npt.NDArray[np.int64],
         observation: Arrays,
         previous_action: npt.NDArray[np.generic],
         reward: npt.NDArray[np.float32],
@@ -98,18 +99,18 @@ class Harness:
         self.config = config or LearnerConfig.model_validate(
             {"max_slots": slots, "unroll_length": unroll_length, **settings}
         )
-        unroll_length = self.config.unroll_length
-        spec = EnvironmentSpec(
+        run_length = training.run_length(self.config)
+        self.spec = spec = EnvironmentSpec(
             (TensorSpec("frame", DataType.UINT8, (1,), stack=stack),), DiscreteActionSpec((100,))
         )
-        ring = unrolls.ring_length(spec, unroll_length, self.config.unrolls_per_slot)
+        ring = unrolls.ring_length(spec, run_length, self.config.unrolls_per_slot)
         self.store = StepStore.create(StoreLayout(spec, slots, ring, 2, 1))
         # Magic values: what is read without having been written shows.
         self.store.observation[0][:] = 251
         self.store.reward[:] = 1e9
         self.state = (np.full((slots, 1), 777, np.int64),)
         self.assembler = unrolls.UnrollAssembler(
-            self.store, self.state, unroll_length, self.config.unrolls_per_slot
+            self.store, self.state, run_length, self.config.unrolls_per_slot
         )
         self.direct = DirectTransport(slots)
         self.policy = CountingPolicy()

@@ -13,7 +13,9 @@ import pytest
 from services.learner import checkpoint
 from services.learner.agent import Agent
 from services.learner.checkpoint import CheckpointError
-from services.learner.unrolls import UnrollBatch
+from services.learner.trainer import TrainingBatch
+from services.learner.unrolls import RecordBatch
+from services.learner.vtrace_agent import VtraceAgent
 from services.shared.config import LearnerConfig
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 from tests.unit.learner.harness import FIRST, LAST, MID
@@ -36,7 +38,7 @@ def make(network: str = "mlp", greedy: bool = False, **settings: Any) -> Agent:
             **settings,
         }
     )
-    return Agent(config, SPEC, greedy)
+    return VtraceAgent(config, SPEC, greedy)
 
 
 def act(
@@ -44,11 +46,16 @@ def act(
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32], Any]:
     n = len(x)
     return agent.act(
-        (x,), np.zeros((n, 1), np.int32), np.zeros(n, np.float32), np.full(n, first), state
+        np.arange(n),
+        (x,),
+        np.zeros((n, 1), np.int32),
+        np.zeros(n, np.float32),
+        np.full(n, first),
+        state,
     )
 
 
-def batch(random: np.random.Generator, agent: Agent, **changes: Any) -> UnrollBatch:
+def batch(random: np.random.Generator, agent: Agent, **changes: Any) -> TrainingBatch:
     """Random records of the right shapes, an episode end among them."""
     index = np.tile(np.arange(1, LENGTH + 2, dtype=np.int32)[None, :, None], (2, 1, 1))
     values: dict[str, Any] = {
@@ -65,7 +72,7 @@ def batch(random: np.random.Generator, agent: Agent, **changes: Any) -> UnrollBa
         ),
         "policy_version": np.zeros((2, LENGTH + 1), np.int64),
     }
-    return UnrollBatch(**{**values, **changes})
+    return TrainingBatch(RecordBatch(**{**values, **changes}))
 
 
 def save(directory: pathlib.Path, variables: Variables) -> checkpoint.Checkpoint:
@@ -107,21 +114,21 @@ def test_an_update_worked_out_by_hand(tmp_path: pathlib.Path) -> None:
         reward=np.array([[9, 1, 2, 4], [9, 1, 0, 2]], np.float32),
         discount=np.array([[1, 1, 1, 1], [1, 0, 1, 1]], np.float32),
     )
-    metrics = agent.train(records, frames=6)
+    metrics = agent.train(records, frames=6).metrics
     # Discounted by 1/2 the first slot's returns are 1 + 1 + 1, 2 + 2, 4. The second slot's first
     # transition ends its episode with 1, the next is none, the last gets 2: five transitions.
     assert metrics["policy_loss"] == pytest.approx(math.log(4) * (3 + 4 + 4 + 1 + 2) / 5)
     assert metrics["baseline_loss"] == pytest.approx(0.5 * (9 + 16 + 16 + 1 + 4) / 5)
     assert metrics["entropy"] == pytest.approx(math.log(4))
     assert metrics["loss"] == pytest.approx(math.log(4) * 2.8 + 0.46 - 0.01 * math.log(4))
-    assert metrics["baseline"] == metrics["logit_difference"] == metrics["skipped"] == 0
+    assert metrics["baseline"] == metrics["behaviour_difference"] == metrics["skipped"] == 0
     assert metrics["importance_ratio"] == pytest.approx(1)
     assert metrics["learning_rate"] == pytest.approx(0.1)
     assert agent.version == 1
     changed = agent.variables()
     # Adam's first step is the learning rate, in the direction that lowers the loss: up, towards
     # the returns, for the value of what is above 0.
-    assert changed["network/baseline_head/bias"] == pytest.approx(0.1, rel=1e-4)
+    assert changed["network/head/baseline/bias"] == pytest.approx(0.1, rel=1e-4)
     assert changed["optimizer/updates"] == 1
 
 
@@ -145,7 +152,7 @@ def test_k_and_k_updates_are_2k_updates(
     for i, records in enumerate(batches):
         if i == k:
             saved = save(tmp_path, whole.variables())
-        assert whole.train(records, frames=100 * i)["skipped"] == 0
+        assert whole.train(records, frames=100 * i).metrics["skipped"] == 0
         act(whole, x, whole.initial_state(64))
     assert saved is not None
     # Another seed gives other weights: all that is equal afterwards was restored. Acting draws
@@ -184,12 +191,12 @@ def test_a_restored_agent_draws_the_actions_that_would_have_come_next(
     ("change", "message"),
     [
         ({"network/hidden/0/kernel": None}, "network/hidden/0/kernel is missing"),
-        ({"optimizer/m/network/policy_head/bias": None}, "m/network/policy_head/bias is missing"),
+        ({"optimizer/m/network/head/policy/bias": None}, "m/network/head/policy/bias is missing"),
         ({"act_calls": None}, "act_calls is missing"),
         ({"network/more": np.zeros(2, np.float32)}, "network/more is not expected"),
         (
-            {"network/baseline_head/bias": np.zeros(2, np.float32)},
-            r"network/baseline_head/bias is float32\[2\], not float32\[1\]",
+            {"network/head/baseline/bias": np.zeros(2, np.float32)},
+            r"network/head/baseline/bias is float32\[2\], not float32\[1\]",
         ),
         (
             {"optimizer/updates": np.array(3, np.int32)},
@@ -216,10 +223,10 @@ def test_an_update_that_is_not_finite_changes_nothing(bad: float) -> None:
     agent.train(batch(random, agent), frames=0)
     before = agent.variables()
     reward = np.full((2, LENGTH + 1), bad, np.float32)
-    assert agent.train(batch(random, agent, reward=reward), frames=0)["skipped"] == 1
+    assert agent.train(batch(random, agent, reward=reward), frames=0).metrics["skipped"] == 1
     assert agent.version == 1
     assert_equal(agent.variables(), before)
-    assert agent.train(batch(random, agent), frames=0)["skipped"] == 0
+    assert agent.train(batch(random, agent), frames=0).metrics["skipped"] == 0
     assert agent.version == 2
 
 
@@ -240,7 +247,7 @@ def test_training_reproduces_what_inference_recorded() -> None:
     for t in range(steps):
         previous = action[:, t - 1] if t else np.full((2, 1), 3, np.int32)
         action[:, t], parameters[:, t], state = agent.act(
-            (x[:, t],), previous, reward[:, t], step_type[:, t] == FIRST, states[-1]
+            np.arange(2), (x[:, t],), previous, reward[:, t], step_type[:, t] == FIRST, states[-1]
         )
         states.append(state)
     begin = steps - LENGTH - 1
@@ -255,14 +262,14 @@ def test_training_reproduces_what_inference_recorded() -> None:
         "policy_parameters": parameters[:, unroll],
     }
     good = batch(random, agent, **records, initial_state=states[begin])
-    metrics = agent.train(good, frames=0)
-    assert metrics["logit_difference"] < 1e-6
+    metrics = agent.train(good, frames=0).metrics
+    assert metrics["behaviour_difference"] < 1e-6
     assert metrics["importance_ratio"] == pytest.approx(1, abs=1e-6)
     assert metrics["skipped"] == 0
     assert np.abs(parameters).max() > 1e-3
     # The comparison sees a state that is not the right one.
     wrong = batch(random, agent, **records, initial_state=states[0])
-    assert agent.train(wrong, frames=0)["logit_difference"] > 1e-4
+    assert agent.train(wrong, frames=0).metrics["behaviour_difference"] > 1e-4
 
 
 def test_a_greedy_agent_takes_the_likeliest_action(agent: Agent) -> None:

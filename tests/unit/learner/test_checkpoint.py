@@ -140,9 +140,9 @@ def test_another_environment_names_both(tmp_path: pathlib.Path) -> None:
 
 def test_another_format_version(tmp_path: pathlib.Path) -> None:
     path = _save(tmp_path)
-    _edit_meta(path, format_version=2)
+    _edit_meta(path, format_version=1)
     with pytest.raises(
-        checkpoint.CheckpointError, match=r"meta\.json: has format version 2, .* reads 1"
+        checkpoint.CheckpointError, match=r"meta\.json: has format version 1, .* reads 2"
     ):
         checkpoint.read(path)
 
@@ -158,7 +158,7 @@ def test_damage_names_the_file(tmp_path: pathlib.Path) -> None:
     (path / "variables.npz").unlink()
     with pytest.raises(checkpoint.CheckpointError, match=r"variables\.npz: cannot be read"):
         saved.variables()
-    for text in ("{", "[]", '{"format_version": 1}', '{"format_version": 1, "counters": []}'):
+    for text in ("{", "[]", '{"format_version": 2}', '{"format_version": 2, "counters": []}'):
         (path / "meta.json").write_text(text)
         with pytest.raises(checkpoint.CheckpointError, match=r"meta\.json: cannot be read"):
             checkpoint.read(path)
@@ -197,3 +197,20 @@ def test_writer_reports_what_cannot_be_written(
     with pytest.raises(checkpoint.CheckpointError, match=r"cannot be written: .*file"):
         writer.save(VARIABLES, {"updates": 2}, SPEC, EXPERIMENT, wait=True)
     assert caplog.text.count("cannot be written") == 2
+
+
+def test_a_directory_has_one_writer(tmp_path: pathlib.Path) -> None:
+    first = checkpoint.Writer(tmp_path / "run", keep=2)
+    first.claim()
+    second = checkpoint.Writer(tmp_path / "run", keep=2)
+    with pytest.raises(checkpoint.CheckpointError, match="run: another learner writes to it"):
+        second.claim()
+    path = _save(tmp_path / "run")
+    del first  # the lock goes with its holder
+    second.claim()
+    # Found although it was not there when the second one began.
+    assert second.newest == path
+    (tmp_path / "file").touch()
+    with pytest.raises(checkpoint.CheckpointError, match="file: cannot be written to"):
+        checkpoint.Writer(tmp_path / "file", keep=1).claim()
+    checkpoint.Writer(None, keep=1).claim()

@@ -104,3 +104,21 @@ def test_unknown_group_is_refused() -> None:
     lease = table.join("a", 2, 1, "")
     with pytest.raises(StatusError, match="group 2 of 'a', allowed: 0 to 1"):
         table.open(lease.token, 2, 0)
+
+
+def test_the_end_of_the_leased_slots_follows_the_leases() -> None:
+    table, clock = _table()
+    assert table.slots_end == 0
+    a = table.join("a", groups=1, slots_per_group=3, token="")
+    table.join("b", groups=1, slots_per_group=2, token="")
+    table.open(a.token, 0, 0)
+    assert table.slots_end == 5
+    clock.now = 30.0
+    table.expire()  # b, which never opened a stream
+    assert (table.slots_end, table.leased_slots) == (3, 3)
+    table.close(a.groups[0].number, a.groups[0].epoch)
+    c = table.join("c", groups=1, slots_per_group=4, token="")
+    table.open(c.token, 0, 0)
+    clock.now = 60.0
+    table.expire()  # a: the highest slot stays leased
+    assert (table.slots_end, table.leased_slots) == (7, 4)

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from services.learner import distributions, losses
-from services.learner.networks.base import NetworkOutput
+from services.learner.networks.heads import ActorCritic
 from services.shared import specs
 from services.shared.config import EntropyConfig, ScheduleConfig, VtraceConfig
 from services.shared.specs import StepType
@@ -32,7 +32,7 @@ def _loss(
     """One slot; uniform policies unless given."""
     records = len(values)
     zeros = tf.zeros([records, 1, 2])
-    output = NetworkOutput(
+    output = ActorCritic(
         zeros if logits is None else logits, tf.constant(values, tf.float32)[:, None]
     )
     loss, metrics = losses.vtrace_loss(
@@ -67,7 +67,7 @@ def test_by_hand() -> None:
     assert float(loss) == pytest.approx(policy_loss + 0.5 * baseline_loss - 0.1 * LN2, rel=1e-5)
     assert metrics["loss"] == float(loss)
     assert metrics["importance_ratio"] == pytest.approx(1.0)
-    assert metrics["logit_difference"] == 0.0
+    assert metrics["behaviour_difference"] == 0.0
     assert metrics["baseline"] == pytest.approx(20.0)
     targets, errors = np.array([2.8, 2, 39]), np.array([-7.2, -18, 9])
     assert metrics["explained_variance"] == pytest.approx(
@@ -93,13 +93,13 @@ def test_reward_clipping() -> None:
     assert metrics["baseline_loss"] == pytest.approx(0.5 * (1 + 1 + 0.25) / 3)
 
 
-def test_ratio_and_logit_difference() -> None:
+def test_ratio_and_behaviour_difference() -> None:
     # The learner plays action 0 with probability 3/4, the behaviour policy with 1/2.
     logits = tf.tile(tf.math.log([[[3.0, 1.0]]]), [4, 1, 1])
     step_types = [StepType.MID, StepType.MID, StepType.LAST, StepType.FIRST]
     _, metrics = _loss(VtraceConfig(), [0] * 4, [0] * 4, [1] * 4, step_types, logits=logits)
     assert metrics["importance_ratio"] == pytest.approx(1.5)
-    assert metrics["logit_difference"] == pytest.approx(math.log(3))
+    assert metrics["behaviour_difference"] == pytest.approx(math.log(3))
 
 
 def test_policy_gradient_by_hand() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from services.learner import preprocess
-from services.learner.networks import base, layers, registry
+from services.learner.networks import base, heads, layers, registry
 from services.shared import config, specs
 from services.shared.specs import DataType, TensorSpec
 
@@ -21,6 +21,7 @@ VECTORS = (
     TensorSpec("kind", DataType.INT32, (), num_values=4),
 )
 IMAGE = (TensorSpec("pixels", DataType.UINT8, (20, 24, 3), stack=2),)
+LARGE_IMAGE = (TensorSpec("pixels", DataType.UINT8, (84, 84, 1), stack=4),)
 IMAGE_AND_VECTOR = (*IMAGE, *VECTORS)
 
 
@@ -29,12 +30,13 @@ def _create(
     observation: tuple[TensorSpec, ...] = VECTORS,
     action: specs.ActionSpec = DISCRETE,
     mixed_precision: bool = False,
+    head: heads.Head | None = None,
     **arguments: Any,
 ) -> base.Network:
     return registry.create(
         config.NetworkConfig(name=name, arguments=arguments, mixed_precision=mixed_precision),
         specs.EnvironmentSpec(observation, action),
-        parameter_size=5,
+        head or heads.ActorCriticHead(5),
     )
 
 
@@ -75,6 +77,7 @@ CASES = [
     ("impala_shallow", IMAGE, DISCRETE),
     ("impala_deep", IMAGE_AND_VECTOR, CONTINUOUS),
     ("football", IMAGE, DISCRETE),
+    ("nature", LARGE_IMAGE, DISCRETE),
 ]
 
 
@@ -82,9 +85,10 @@ CASES = [
 def test_step_and_unroll_agree(
     name: str, observation: tuple[TensorSpec, ...], action: specs.ActionSpec
 ) -> None:
-    network = _create(name, observation, action)
-    # Larger heads than the initial ones, so that differences would show.
-    network.policy_head.kernel.assign(100 * network.policy_head.kernel)
+    head = heads.ActorCriticHead(5)
+    network = _create(name, observation, action, head=head)
+    # Larger than it begins, so that differences would show.
+    head.policy.kernel.assign(100 * head.policy.kernel)
     length, batch = 7, 4
     inputs = _random_inputs(network, length, batch)
     state = tuple(x + 0.5 for x in network.initial_state(batch))
@@ -167,17 +171,17 @@ def test_mixed_precision_puts_out_float32_close_to_full_precision(name: str) -> 
 
 def test_variables_have_strict_names() -> None:
     assert list(base.named_variables(_create("mlp_lstm"))) == [
-        "baseline_head/bias",
-        "baseline_head/kernel",
         "core/bias",
         "core/input_kernel",
         "core/recurrent_kernel",
+        "head/baseline/bias",
+        "head/baseline/kernel",
+        "head/policy/bias",
+        "head/policy/kernel",
         "hidden/0/bias",
         "hidden/0/kernel",
         "hidden/1/bias",
         "hidden/1/kernel",
-        "policy_head/bias",
-        "policy_head/kernel",
     ]
     football = base.named_variables(_create("football", IMAGE))
     assert "convolutions/sections/3/blocks/1/conv_0/kernel" in football
@@ -188,10 +192,11 @@ def test_variables_have_strict_names() -> None:
 
 def test_the_seed_decides_the_initial_values() -> None:
     spec = specs.EnvironmentSpec(VECTORS, DISCRETE)
-    kernels = [
-        registry.create(config.NetworkConfig(), spec, 5, seed).policy_head.kernel.numpy()
-        for seed in (1, 1, 2)
-    ]
+    kernels = []
+    for seed in (1, 1, 2):
+        head = heads.ActorCriticHead(5)
+        registry.create(config.NetworkConfig(), spec, head, seed)
+        kernels.append(head.policy.kernel.numpy())
     np.testing.assert_array_equal(kernels[0], kernels[1])
     assert np.any(kernels[0] != kernels[2])
     np.testing.assert_allclose(kernels[0].T @ kernels[0], 1e-4 * np.eye(5), atol=1e-8)
@@ -203,12 +208,12 @@ class KerasTorso(base.Network):
     def __init__(
         self,
         environment_spec: specs.EnvironmentSpec,
-        parameter_size: int,
+        head: heads.Head,
         mixed_precision: bool = False,
         *,
         units: int = 8,
     ) -> None:
-        super().__init__(environment_spec, parameter_size, mixed_precision)
+        super().__init__(environment_spec, head, mixed_precision)
         self._dense = keras.layers.Dense(units)
 
     def torso(self, inputs: base.NetworkInputs) -> tf.Tensor:
@@ -216,11 +221,8 @@ class KerasTorso(base.Network):
 
 
 class WrongShape(KerasTorso):
-    def step(
-        self, inputs: base.NetworkInputs, state: base.State
-    ) -> tuple[base.NetworkOutput, base.State]:
-        output, state = super().step(inputs, state)
-        return output._replace(baseline=output.baseline[:, None]), state
+    def torso(self, inputs: base.NetworkInputs) -> tf.Tensor:
+        return tf.reshape(super().torso(inputs), [1, -1])
 
 
 def test_import_path() -> None:
@@ -242,7 +244,7 @@ def test_import_path() -> None:
         ("mlp", VECTORS, {"activation": "x"}, r"'x', allowed: \['elu', 'relu', 'tanh'\]"),
         ("mlp", VECTORS, {"lstm_size": 0}, "lstm_size is 0, allowed: 1 or more"),
         ("football", VECTORS, {}, r"'position': \(3,\).* exactly one image"),
-        (f"{__name__}:WrongShape", VECTORS, {}, r"shapes \(\(1, 5\), \(1, 1\)\), must be"),
+        (f"{__name__}:WrongShape", VECTORS, {}, r"shapes \[\(1, 5\), \(1,\)\], must begin with 2"),
     ],
 )
 def test_errors_name_what_was_given_and_allowed(
@@ -263,3 +265,29 @@ def test_layer_norm_by_hand() -> None:
     np.testing.assert_allclose(
         norm(tf.constant([[2.0, 4.0], [-2.0, 2.0]])), [[-1.0, 12.0], [-1.0, 12.0]], atol=1e-5
     )
+
+
+def test_dueling_by_hand() -> None:
+    head = heads.DuelingHead(3, hidden_size=2)
+    head(tf.zeros([1, 2]))
+    head.value_hidden.kernel.assign([[1.0, 0.0], [0.0, 1.0]])
+    head.value.kernel.assign([[1.0], [1.0]])
+    head.value.bias.assign([10.0])
+    head.advantage_hidden.kernel.assign([[1.0, 0.0], [0.0, -1.0]])
+    head.advantage.kernel.assign([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])
+    # V = 10 + 2 + 1; of (2, -1) the second hidden unit is cut at 0: advantages 2, 4, 6, mean 4.
+    np.testing.assert_allclose(head(tf.constant([[2.0, 1.0]])), [[11.0, 13.0, 15.0]])
+
+
+def test_nature_has_the_published_sizes() -> None:
+    network = _create("nature", LARGE_IMAGE, head=heads.DuelingHead(18, 512))
+    shapes = {name: tuple(v.shape) for name, v in base.named_variables(network).items()}
+    assert shapes["convolutions/conv_0/kernel"] == (8, 8, 4, 32)
+    assert shapes["convolutions/conv_1/kernel"] == (4, 4, 32, 64)
+    assert shapes["convolutions/conv_2/kernel"] == (3, 3, 64, 64)
+    assert shapes["dense/kernel"] == (7 * 7 * 64, 512)
+    # What the LSTM gets besides: the one-hot previous actions (3 + 2 of them) and the reward.
+    assert shapes["core/input_kernel"] == (512 + 6, 4 * 512)
+    assert shapes["head/advantage/kernel"] == (512, 18)
+    output, _ = network.step(registry.example_inputs(network, 2), network.initial_state(2))
+    assert output.shape == (2, 18)

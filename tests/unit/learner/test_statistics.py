@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from services.learner.statistics import Rate, Statistics
+from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 from tests.unit.learner.harness import FIRST, LAST, MID
 
 
@@ -105,6 +106,9 @@ def test_batch_fill_follows_the_batches() -> None:
         ({"training": 0.95, "inference": 0.95}, "training"),
         # Held back because of training, whose thread waits for a full batch meanwhile.
         ({"held": 0.6, "training": 0.5, "inference": 0.95}, "training"),
+        # Replay takes nothing: because training lags behind, or for reasons of its own.
+        ({"held": 3.0, "replay": 0.9, "training": 0.95}, "training"),
+        ({"held": 3.0, "replay": 0.9, "training": 0.5}, "replay"),
     ],
 )
 def test_the_bottleneck(busy: dict[str, float], part: str) -> None:
@@ -116,3 +120,26 @@ def test_the_bottleneck(busy: dict[str, float], part: str) -> None:
         s.observe_busy(name, 10.0 * share)
     assert {name: s.busy_share(name) for name in busy} == pytest.approx(busy)
     assert s.bottleneck() == part
+
+
+def test_evaluation_slots_are_counted_on_their_own() -> None:
+    s = Statistics(3, CollectorRegistry(), evaluation_slots=1)
+    assert math.isnan(s.evaluation_return)
+    observe(s, [FIRST] * 3, [0] * 3)
+    observe(s, [LAST] * 3, [5, 1, 2])
+    assert (s.evaluation_return, s.mean_return, s.episodes) == (5, 1.5, 2)
+
+
+def test_frames_are_those_of_environments_not_of_agents() -> None:
+    spec = EnvironmentSpec(
+        (TensorSpec("x", DataType.FLOAT32, (1,)),),
+        DiscreteActionSpec((2,)),
+        agents=2,
+        frames_per_step=3,
+    )
+    s = statistics()
+    s.add_steps(3, spec)
+    # 3 steps of 2 agents: one environment step and a half.
+    assert (s.steps, s.frames) == (3, 4)
+    s.add_steps(1, spec)
+    assert (s.steps, s.frames) == (4, 6)

@@ -11,8 +11,14 @@ from typing import Any
 import numpy as np
 
 from services.learner.cpu_time import CpuTime
-from services.learner.trainer import MAX_SKIPPED_UPDATES, Trainer, concatenate
-from services.learner.unrolls import UnrollBatch
+from services.learner.trainer import (
+    MAX_SKIPPED_UPDATES,
+    Trainer,
+    TrainingBatch,
+    UnrollSource,
+    Update,
+)
+from services.learner.unrolls import RecordBatch
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 from tests.unit.learner.harness import FIRST, LAST, MID, Harness
 
@@ -24,16 +30,16 @@ class FakeUpdater:
 
     def __init__(self, skips: Callable[[int], bool] = lambda _: False) -> None:
         self.version = 0
-        self.batches: list[UnrollBatch] = []
+        self.batches: list[RecordBatch] = []
         self.frames: list[int] = []
         self._skips = skips
 
-    def train(self, batch: UnrollBatch, frames: int) -> dict[str, float]:
+    def train(self, batch: TrainingBatch, frames: int) -> Update:
         skipped = self._skips(len(self.batches))
-        self.batches.append(batch)
+        self.batches.append(batch.records)
         self.frames.append(frames)
         self.version += not skipped
-        return {"skipped": float(skipped)}
+        return Update({"skipped": float(skipped)})
 
 
 class Training:
@@ -62,15 +68,12 @@ class Training:
         self.reported: list[dict[str, float]] = []
         self.woken = 0
         self.statistics = self.harness.statistics
+        config = self.harness.config
+        source = UnrollSource(
+            config.batch_size, spec, self.harness.assembler, self.statistics, self._wake
+        )
         self.trainer = Trainer(
-            self.harness.config,
-            spec,
-            self.harness.assembler,
-            updater,
-            self.statistics,
-            CpuTime(),
-            self._wake,
-            self.reported.append,
+            config, source, updater, self.statistics, CpuTime(), self.reported.append
         )
 
     def _wake(self) -> None:
@@ -112,7 +115,7 @@ def test_frames_are_counted_once_however_often_a_batch_is_used() -> None:
     # 2 unrolls of 4 transitions; 2 agents share an environment, whose step is 4 frames: 8 / 2 * 4.
     assert updater.frames == [16] * 3 + [32] * 3 + [48] * 3
     assert training.statistics.frames == 48
-    assert training.trainer.steps == 24
+    assert training.statistics.steps == 24
     assert training.statistics.updates == updater.version == 9
     assert training.reported == [{"skipped": 0.0}] * 9
     assert training.trainer.failure is None
@@ -202,7 +205,7 @@ def test_policy_lag_is_in_updates() -> None:
 def test_batches_are_joined_along_the_slots() -> None:
     updater = FakeUpdater()
     Training(updater, total_frames=16).run()
-    both = concatenate(updater.batches)
+    both = RecordBatch.concatenate(updater.batches)
     assert both.reward.shape == (4, 5)
     assert both.initial_state[0].shape == (4, 1)
     assert both.observation[0][:, -5:, 0].tolist() == [[0, 1, 2, 3, 4]] * 2 + [[4, 5, 6, 7, 8]] * 2

@@ -8,7 +8,7 @@ from services.learner import unrolls
 from tests.unit.learner.harness import ABSENT, FIRST, LAST, MID, Harness
 
 
-def _take_all(harness: Harness) -> list[unrolls.UnrollBatch]:
+def _take_all(harness: Harness) -> list[unrolls.RecordBatch]:
     """Each finished unroll as a batch of one."""
     batches = []
     while (entries := harness.assembler.take(1, 0.0)) is not None:
@@ -110,7 +110,7 @@ def test_random_steps_and_trainings_lose_nothing_and_mix_nothing() -> None:
     previous = [LAST, LAST, LAST]
     renewed = [True, True, True]
     waiting = [False, False, False]
-    taken: list[unrolls.UnrollBatch] = []
+    taken: list[unrolls.RecordBatch] = []
     frame = 0
     for _ in range(3000):
         i = int(rng.integers(3))
