@@ -153,6 +153,10 @@ class ReplayClient:
         """Items that the shards have; any thread may ask."""
         return sum(inserter.acknowledged_items for inserter in self._inserters)
 
+    def server_cpu_seconds(self) -> float:
+        """CPU seconds that the shards have used since there is a sampler; any thread may ask."""
+        return max((sampler.server_cpu_seconds() for sampler in self._samplers), default=0.0)
+
     def statistics(self) -> dict[str, int]:
         """Counts of this client, for metrics."""
         return {

@@ -153,6 +153,10 @@ class Sampler:
         """Streams that were lost so far."""
         return sum(shard.reconnects for shard in self._shards)
 
+    def server_cpu_seconds(self) -> float:
+        """CPU seconds that the shards have used while this sampler looked."""
+        return sum(shard.server_cpu_seconds for shard in self._shards)
+
     async def close(self) -> None:
         """Ends the streams."""
         self._closed = True

@@ -118,6 +118,7 @@ class ShardSampler:
       error: Set once it has refused this client for good.
       problem: What went wrong last.
       reconnects: Count.
+      server_cpu_seconds: What the shard has used since the first answer.
     """
 
     def __init__(
@@ -146,6 +147,8 @@ class ShardSampler:
         self.error: str | None = None
         self.problem = "not connected yet"
         self.reconnects = 0
+        self.server_cpu_seconds = 0.0
+        self._last_cpu_seconds: float | None = None
         self._stream = channel.stream_stream(SERVICE + "StreamSamples")
         self._status = channel.unary_unary(SERVICE + "GetStatus")
         self._opening = opening
@@ -178,10 +181,19 @@ class ShardSampler:
         except grpc.aio.AioRpcError as error:
             self.problem = describe(error)
             return
-        for table in replay_pb2.GetStatusResponse.FromString(data).tables:
+        status = replay_pb2.GetStatusResponse.FromString(data)
+        self._count_cpu(status.cpu_seconds)
+        for table in status.tables:
             if table.name == self._opening.table:
                 self.items, self.total_priority = table.items, table.total_priority
                 self.min_size = table.min_size_to_sample
+
+    def _count_cpu(self, seconds: float) -> None:
+        """Adds what has come since the last answer; a restarted service begins at 0 again."""
+        if self._last_cpu_seconds is not None:
+            begun_anew = seconds < self._last_cpu_seconds
+            self.server_cpu_seconds += seconds - (0.0 if begun_anew else self._last_cpu_seconds)
+        self._last_cpu_seconds = seconds
 
     async def run(self) -> None:
         """Connects and samples until it is cancelled or refused."""
