@@ -69,7 +69,10 @@ def _keepalive_options(keepalive_seconds: float) -> list[tuple[str, int]]:
 
 
 def channel(
-    address: str, keepalive_seconds: float = 5.0, tls: TlsConfig | None = None
+    address: str,
+    keepalive_seconds: float = 5.0,
+    tls: TlsConfig | None = None,
+    server_name: str | None = None,
 ) -> grpc.Channel:
     """A channel of its own to `address` (host:port), not shared with others of the process.
 
@@ -77,11 +80,14 @@ def channel(
       address: With TLS, its host must be named in the server's certificate.
       keepalive_seconds: A silent server is given up after twice this time.
       tls: This side's certificate; None: no encryption.
+      server_name: That the server's certificate has; None: the address's host.
 
     Raises:
       OSError: A file of the certificate cannot be read.
     """
-    options = _channel_options(keepalive_seconds)
+    options: list[tuple[str, int | str]] = [*_channel_options(keepalive_seconds)]
+    if server_name is not None:
+        options.append(("grpc.ssl_target_name_override", server_name))
     if tls is None:
         return grpc.insecure_channel(address, options=options)
     return grpc.secure_channel(address, _channel_credentials(tls), options=options)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 import trustme
 
-from services.shared import config, rpc
+from services.shared import config, probe, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2, replay_pb2_grpc
 from tests.e2e import runs
@@ -91,6 +91,14 @@ def test_a_run_trains_over_mutual_tls_and_refuses_strangers(tmp_path: pathlib.Pa
             with pytest.raises(grpc.RpcError) as refused:
                 ask(address, bad)
             assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    health = ["--address", replay, "--service", "seedpod.replay.v1.ReplayService"]
+    folder = ["--tls", str(tmp_path / "tls")]
+    assert probe.main([*health, *folder]) == 0
+    assert probe.main([*health, *folder, "--server-name=10.1.1.1"]) == 1  # not in it
+    assert probe.main([*health, *folder, "--service=x"]) == 1
+    assert probe.main(health) == 1
+    assert probe.main([*health, "--tls=/nowhere"]) == 1
 
     # A certificate that is renewed, here by another authority, is taken up without a restart.
     renewed = trustme.CA()
