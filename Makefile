@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test train selftest
-.PHONY: bench-football bench-replay clean
+.PHONY: bench-atari bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ train: setup ## Train an agent (EXPERIMENT: a name or file; ARGS: see `seedpod t
 
 selftest: ## Check that the football engine loads and steps.
 	@exec $(PYTHON) -m services.actor.environments.football.selftest
+
+bench-atari: setup ## Measure Atari steps per CPU-second against the bare emulator.
+	@OPENBLAS_NUM_THREADS=1 exec $(PYTHON) -m tests.benchmarks.bench_atari $(ARGS)
 
 bench-football: setup ## Measure football steps per CPU-second against the stock wrapper.
 	@exec $(PYTHON) -m tests.benchmarks.bench_football $(ARGS)

@@ -61,7 +61,8 @@ def check_learner(experiment: Experiment, deadline: Deadline) -> None:
     """
     actor = experiment.actor
     environment = environments.make(actor.environment, actor.environment_arguments, actor.seed)
-    with contextlib.closing(environment), rpc.channel(actor.learner_address) as channel:
+    channel = rpc.channel(actor.learner_address, tls=actor.tls)
+    with contextlib.closing(environment), channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         _act_once(stub, environment, deadline)
         status = stub.GetStatus(inference_pb2.GetStatusRequest(), timeout=deadline.left())
@@ -115,14 +116,22 @@ def _first_request(environment: Environment) -> inference_pb2.ActRequest:
     )
 
 
-def check_replay(address: str, table: str, deadline: Deadline) -> None:
+def check_replay(
+    address: str, table: str, deadline: Deadline, tls: config.TlsConfig | None = None
+) -> None:
     """Samples one sequence from a replay shard, once it has enough of them.
+
+    Args:
+      address: host:port of the shard.
+      table: Its name.
+      deadline: For all of it.
+      tls: This side's certificate; None: no encryption.
 
     Raises:
       grpc.RpcError: The shard is away, or has not enough in time.
       SelftestError: It has no such table, or nobody has written to it in time.
     """
-    with rpc.channel(address) as channel:
+    with rpc.channel(address, tls=tls) as channel:
         stub = replay_pb2_grpc.ReplayServiceStub(channel)
         layout = _layout(stub, address, table, deadline)
         request = replay_pb2.SampleRequest(table=table, layout=layout, batch_size=1)
@@ -173,7 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         r2d2 = experiment.learner.r2d2
         if experiment.learner.algorithm == "r2d2":
             for address in r2d2.replay_addresses:
-                check_replay(address, r2d2.replay_table, deadline)
+                check_replay(address, r2d2.replay_table, deadline, experiment.actor.tls)
     except grpc.RpcError as error:
         _log.error("FAILED: %s: %s", error.code().name, error.details())
         return 1

@@ -180,7 +180,8 @@ class _LearnerCollector(Collector):
             ),
         )
         for name, help_text, value in gauges:
-            yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
+            if not math.isnan(value):  # before the first episode, or without evaluation slots
+                yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )

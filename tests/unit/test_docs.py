@@ -22,8 +22,9 @@ from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
 from services.learner.unrolls import UnrollAssembler
 from services.local import cli
-from services.replay.recovery import Progress
-from services.replay.status import _ReplayCollector
+from services.replay import status
+from services.replay.host import TableHost
+from services.replay.recovery import Progress, Recovered
 from services.shared import config
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.replay import Field, ReplayClient, SequenceLayout
@@ -90,18 +91,27 @@ def metrics() -> set[str]:
     """Names of all metrics and samples of a learner, an actor and a replay service."""
     reports = Reports(config.LearnerConfig(metrics_port=None))
     reports.serve_metrics(_Service(reports.registry))  # type: ignore[arg-type]
-    replay = prometheus_client.CollectorRegistry()
-    replay.register(_ReplayCollector({}, Progress(), lambda: True))
-    texts = [prometheus_client.generate_latest(r).decode() for r in (reports.registry, replay)]
+    texts = [prometheus_client.generate_latest(reports.registry).decode()]
     actor = ActorMetrics(0, "127.0.0.1")
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{actor.port}/metrics") as response:
-            texts.append(response.read().decode())
+        texts.append(_read_metrics(actor.port))
     finally:
         actor.close()
+    settings = config.ReplayConfig(metrics_port=0)
+    host = TableHost("t", config.TableConfig(), config.PersistenceConfig(), 0, 1)
+    host.recovered(Recovered())
+    texts.append(
+        _read_metrics(status.serve_metrics(settings, {"t": host}, Progress(), lambda: True))
+    )
     names = set(re.findall(r"^(?:# (?:HELP|TYPE) )?(seedpod_\w+)", "\n".join(texts), re.MULTILINE))
-    assert {"seedpod_frames_per_second", "seedpod_actor_workers"} <= names
+    assert {"seedpod_frames_per_second", "seedpod_actor_workers", "seedpod_replay_items"} <= names
     return names
+
+
+def _read_metrics(port: int | None) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+    return text
 
 
 @pages

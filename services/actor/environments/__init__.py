@@ -14,7 +14,7 @@ from services.actor.environments.base import Environment, Observation, Transitio
 
 __all__ = ["Environment", "Observation", "Transition", "UnknownEnvironmentError", "make"]
 
-_ALLOWED = "`football`, `memory`, `module:factory` or the id of a gymnasium environment"
+_ALLOWED = "`atari`, `football`, `memory`, `module:factory` or the id of a gymnasium environment"
 
 
 class UnknownEnvironmentError(ValueError):
@@ -25,8 +25,8 @@ def make(name: str, arguments: dict[str, Any], seed: int) -> Environment:
     """Makes one environment.
 
     Args:
-      name: `football`, `memory`, `module:factory` or a gymnasium id. A factory returns an
-        `Environment` or a `gymnasium.Env`; it gets the seed if it has a parameter `seed`.
+      name: `atari`, `football`, `memory`, `module:factory` or a gymnasium id. A factory returns
+        an `Environment` or a `gymnasium.Env`; it gets the seed if it has a parameter `seed`.
       arguments: Keyword arguments of the environment's constructor.
       seed: In [0, 2**31); the same seed gives the same episodes, as far as the environment can.
 
@@ -37,6 +37,10 @@ def make(name: str, arguments: dict[str, Any], seed: int) -> Environment:
       UnknownEnvironmentError: The name stands for no environment.
       UnsupportedSpaceError: A gymnasium environment with a space that has no tensor spec.
     """
+    if name == "atari":
+        from services.actor.environments.atari import AtariEnvironment
+
+        return AtariEnvironment(**{"seed": seed, **arguments})
     if name == "football":
         from services.actor.environments.football import FootballEnvironment
 

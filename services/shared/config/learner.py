@@ -15,6 +15,7 @@ from services.shared.config.base import (
     Port,
     Positive,
     PositiveInt,
+    TlsConfig,
 )
 
 
@@ -34,7 +35,8 @@ class OptimizerConfig(Model):
     name: Literal["adam", "rmsprop"] = "adam"
     learning_rate: NonNegative | ScheduleConfig = pydantic.Field(
         default=0.00048,
-        description="IMPALA (arXiv 1802.01561), table G.1: 0.00048 for the shallow model.",
+        description="That of IMPALA's published code; its paper (arXiv 1802.01561), table G.1, lets"
+        " 0.0006 fall to 0 for Atari.",
     )
     beta_1: Fraction = pydantic.Field(default=0.9, description="Adam, arXiv 1412.6980.")
     beta_2: Fraction = pydantic.Field(default=0.999, description="Adam, arXiv 1412.6980.")
@@ -45,8 +47,8 @@ class OptimizerConfig(Model):
     epsilon: Positive = pydantic.Field(
         default=1e-7,
         description=(
-            "Adam: beside the root, Keras's default. RMSProp: inside the root; IMPALA's 0.1"
-            " (table G.1) on a loss summed over 32 x 20 steps is 2.4e-7 on its mean."
+            "Adam: beside the root, Keras's default. RMSProp: inside the root; IMPALA's 0.01"
+            " (table G.1) on a loss summed over 32 x 20 steps is 2.4e-8 on its mean."
         ),
     )
     clip_norm: Positive | None = pydantic.Field(
@@ -62,7 +64,7 @@ class EntropyConfig(Model):
     """The entropy bonus: fixed, or adjusted so that the entropy meets a target."""
 
     cost: NonNegative | ScheduleConfig = pydantic.Field(
-        default=0.01, description="IMPALA, table G.1: 0.01 is the middle of the range searched."
+        default=0.01, description="IMPALA, table G.1."
     )
     target: float | None = pydantic.Field(
         default=None,
@@ -169,6 +171,9 @@ class LearnerConfig(Model):
     address: str = pydantic.Field(
         default="localhost:50051", description="host:port to serve on; port 0: any free one."
     )
+    tls: TlsConfig | None = pydantic.Field(
+        default=None, description="Files of the service's certificate. Default: no encryption."
+    )
     metrics_port: Port | None = pydantic.Field(
         default=9100, description="Prometheus port; 0: any free one; null: none."
     )
@@ -185,7 +190,7 @@ class LearnerConfig(Model):
     r2d2: R2d2Config = R2d2Config()
     optimizer: OptimizerConfig = OptimizerConfig()
     unroll_length: PositiveInt = pydantic.Field(
-        default=20, description="IMPALA, table G.1: 20; DMLab 100. R2D2: 80."
+        default=20, description="IMPALA, table G.1: 20; DMLab, table D.3: 100. R2D2: 80."
     )
     batch_size: PositiveInt = pydantic.Field(
         default=32,

@@ -63,7 +63,7 @@ def test_factories() -> None:
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(environments.UnknownEnvironmentError, match=message) as error:
         environments.make(name, {}, 0)
-    assert "allowed: `football`, `memory`, `module:factory`" in str(error.value)
+    assert "allowed: `atari`, `football`, `memory`, `module:factory`" in str(error.value)
 
 
 def test_gymnasium_id_with_module() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from services.actor import environments
 from services.actor.environments.gym import GymEnvironment, UnsupportedSpaceError
 from services.shared.specs import ContinuousActionSpec, DataType, DiscreteActionSpec, TensorSpec
 
@@ -189,3 +190,22 @@ def test_unsupported_observations(space: Any, message: str) -> None:
 def test_unsupported_actions(space: Any, message: str) -> None:
     with pytest.raises(UnsupportedSpaceError, match=message):
         _adapt(spaces.Discrete(2), [], space)
+
+
+def test_mujoco() -> None:
+    environment = environments.make("HalfCheetah-v5", {}, 3)
+    assert environment.spec.observation == (TensorSpec("observation", DataType.FLOAT32, (17,)),)
+    assert environment.spec.action == ContinuousActionSpec((-1.0,) * 6, (1.0,) * 6)
+    shown = {environment.reset()[0].tobytes()}
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        transition = environment.step(random.uniform(-1, 1, (1, 6)).astype(np.float32))
+        (observation,) = transition.observation
+        assert observation.shape == (1, 17)
+        assert observation.dtype == np.float32
+        assert np.isfinite(observation).all()
+        assert np.isfinite(transition.reward).all()
+        assert not transition.terminated
+        shown.add(observation.tobytes())
+    assert len(shown) == 21
+    environment.close()

@@ -204,3 +204,20 @@ def test_writer_reports_what_cannot_be_written(
         writer.save(VARIABLES, {"updates": 2}, SPEC, EXPERIMENT, wait=True)
     assert caplog.text.count("cannot be written") == 2
     assert writer.saved_at == started
+
+
+def test_a_directory_has_one_writer(tmp_path: pathlib.Path) -> None:
+    first = checkpoint.Writer(tmp_path / "run", keep=2)
+    first.claim()
+    second = checkpoint.Writer(tmp_path / "run", keep=2)
+    with pytest.raises(checkpoint.CheckpointError, match="run: another learner writes to it"):
+        second.claim()
+    path = _save(tmp_path / "run")
+    del first  # the lock goes with its holder
+    second.claim()
+    # Found although it was not there when the second one began.
+    assert second.newest == path
+    (tmp_path / "file").touch()
+    with pytest.raises(checkpoint.CheckpointError, match="file: cannot be written to"):
+        checkpoint.Writer(tmp_path / "file", keep=1).claim()
+    checkpoint.Writer(None, keep=1).claim()
