@@ -334,12 +334,12 @@ class Cluster:
             )
         return str(found[0].metadata.name)
 
-    def _container(self, pod: str) -> Any:
+    def _containers(self, pod: str) -> Any:
         with self._errors(f"read {pod}"):
             item = self._core.read_namespaced_pod(
                 pod, self.namespace, _request_timeout=_TIMEOUT_SECONDS
             )
-        return item.spec.containers[0]
+        return item.spec.containers
 
     def port(self, pod: str, name: str) -> int:
         """The number of a pod's named port.
@@ -347,13 +347,14 @@ class Cluster:
         Raises:
           ClusterError: It has none of that name.
         """
-        ports = {port.name: port.container_port for port in self._container(pod).ports or []}
+        containers = self._containers(pod)
+        ports = {port.name: port.container_port for c in containers for port in c.ports or []}
         if name not in ports:
             raise ClusterError(f"{pod} has no port {name!r}, only {sorted(ports)}")
         return int(ports[name])
 
     def _checkpoint_directory(self, pod: str) -> str:
-        container = self._container(pod)
+        container = self._containers(pod)[0]
         for argument in [*(container.command or []), *(container.args or [])]:
             _, separator, path = argument.partition(_CHECKPOINTS)
             if separator:

@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 import grpc
+import pytest
+import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.shared import rpc
@@ -31,6 +33,7 @@ class Pods:
         self._ports = {50051: free_port(), 50052: free_port()}
         self._replacements = {
             "/etc/seedpod/": f"{folder}/",
+            "/etc/seedpod-tls": f"{folder}/tls",
             "/var/lib/seedpod/": f"{folder}/data/",
             "run-seedpod-replay-0.run-seedpod-replay.ns.svc": "127.0.0.1",
             "run-seedpod-learner.ns.svc": "127.0.0.1",
@@ -44,9 +47,16 @@ class Pods:
         c = chart.container(self.objects, component)
         # Without a command of the chart's it is the image's entrypoint.
         command = c.get("command", ["python", "-m", f"services.{component}"])
-        arguments = [*command[1:], *c["args"]]
-        for there, here in {**self._replacements, "=9100": f"={free_port()}"}.items():
-            arguments = [argument.replace(there, here) for argument in arguments]
+        return self._here([*command, *c["args"]], {"=9100": f"={free_port()}"})
+
+    def _here(self, command: list[str], more: dict[str, str]) -> list[str]:
+        """The command with this machine's Python, addresses and folders."""
+        arguments = command[1:]
+        for there, here in {**self._replacements, **more}.items():
+            # A certificate's name stays what it is.
+            arguments = [
+                a if a.startswith("--server-name=") else a.replace(there, here) for a in arguments
+            ]
         return [sys.executable, *arguments]
 
     def start(self, component: str) -> None:
@@ -60,7 +70,11 @@ class Pods:
 
     def probe(self, component: str, kind: str) -> bool:
         assert self.processes[component].poll() is None, self.log(component)
-        spec: dict[str, Any] = chart.container(self.objects, component)[f"{kind}Probe"]["grpc"]
+        probe = chart.container(self.objects, component)[f"{kind}Probe"]
+        if "exec" in probe:
+            command = self._here(probe["exec"]["command"], {"localhost": "127.0.0.1"})
+            return subprocess.run(command, timeout=60).returncode == 0
+        spec: dict[str, Any] = probe["grpc"]
         with rpc.channel(f"127.0.0.1:{self._ports[spec['port']]}") as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest(service=spec["service"])
@@ -71,8 +85,27 @@ class Pods:
         return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
 
-def test_the_pods_train_together_and_end_in_order(tmp_path: pathlib.Path) -> None:
-    pods = Pods(tmp_path, chart.render("experiment:memory-r2d2", "actor.replicas=1"))
+def write_certificates(folder: pathlib.Path) -> None:
+    """One for all pods, with the names that the chart asks cert-manager for."""
+    made = chart.render(
+        *("experiment:memory-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),
+        "tls.certManager.issuerRef.name=ours",
+    )
+    names = [n for o in chart.find_all(made, "Certificate") for n in o["spec"]["dnsNames"]]
+    authority = trustme.CA()
+    certificate = authority.issue_cert(*names, "127.0.0.1")
+    folder.mkdir()
+    certificate.private_key_pem.write_to_path(folder / "tls.key")
+    certificate.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+    authority.cert_pem.write_to_path(folder / "ca.crt")
+
+
+@pytest.mark.parametrize("tls", [(), ("tls.enabled=true", "tls.existingSecret=mine")])
+def test_the_pods_train_together_and_end_in_order(
+    tls: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    write_certificates(tmp_path / "tls")
+    pods = Pods(tmp_path, chart.render("experiment:memory-r2d2", "actor.replicas=1", *tls))
     try:
         # The actor first: it waits for the learner, the learner for replay.
         for component in reversed(SERVICES):

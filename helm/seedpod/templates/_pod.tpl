@@ -43,7 +43,11 @@ containers:
     {{- if .args }}
     command: [python, -m, services.actor.selftest]
     {{- end }}
-    args: {{- .args | default (include (printf "seedpod.%sArguments" $component) $root) | nindent 6 }}
+    args:
+      {{- .args | default (include (printf "seedpod.%sArguments" $component) $root) | trim | nindent 6 }}
+      {{- if $root.Values.tls.enabled }}
+      - {{ include "seedpod.tlsArgument" $component | quote }}
+      {{- end }}
     env:
       - name: POD_NAME
         valueFrom: {fieldRef: {fieldPath: metadata.name}}
@@ -58,7 +62,7 @@ containers:
     ports: {{- include "seedpod.containerPorts" $component | trim | nindent 6 }}
     {{- range $kind := list "startup" "liveness" "readiness" }}
     {{- with index $values.probes $kind }}
-    {{ $kind }}Probe: {{- toYaml . | nindent 6 }}
+    {{ $kind }}Probe: {{- include "seedpod.probe" (dict "root" $root "component" $component "probe" .) | trim | nindent 6 }}
     {{- end }}
     {{- end }}
     {{- end }}
@@ -72,17 +76,42 @@ containers:
     volumeMounts:
       - {name: experiment, mountPath: /etc/seedpod, readOnly: true}
       - {name: tmp, mountPath: /tmp}
+      {{- if $root.Values.tls.enabled }}
+      - {name: tls, mountPath: /etc/seedpod-tls, readOnly: true}
+      {{- end }}
       {{- if $values.persistence }}
       - {name: data, mountPath: /var/lib/seedpod}
       {{- end }}
       {{- with $values.extraVolumeMounts }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
+  {{- if and (eq $component "learner") $root.Values.learner.tensorboard.enabled }}
+  - name: tensorboard
+    image: {{ include "seedpod.image" . }}
+    imagePullPolicy: {{ $values.image.pullPolicy }}
+    command: [python, -m, tensorboard.main]
+    # Reached through a forwarded port alone.
+    args:
+      - --logdir={{ include "seedpod.dataFolder" $root }}/tensorboard
+      - --host=127.0.0.1
+      - --port=6006
+    ports:
+      - {name: tensorboard, containerPort: 6006}
+    resources: {{- toYaml $values.tensorboard.resources | nindent 6 }}
+    securityContext: {{- toYaml $values.securityContext | nindent 6 }}
+    volumeMounts:
+      - {name: data, mountPath: /var/lib/seedpod, readOnly: true}
+      - {name: tmp, mountPath: /tmp}
+  {{- end }}
 volumes:
   - name: experiment
     configMap: {name: {{ include "seedpod.fullname" $root }}-experiment}
   - name: tmp
     emptyDir: {}
+  {{- if $root.Values.tls.enabled }}
+  - name: tls
+    secret: {secretName: {{ include "seedpod.tlsSecret" . }}, defaultMode: 0440}
+  {{- end }}
   {{- with $values.persistence }}
   {{- if not .enabled }}
   - name: data

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.unit.chart import chart
 
@@ -468,3 +469,92 @@ def test_notes_say_the_next_three_commands() -> None:
         assert command in text
     assert "scale deployment" not in notes("actor.autoscaling.hpa.enabled=true")
     assert "gone with the pod" in notes("learner.persistence.enabled=false")
+
+
+TLS = ("tls.enabled=true", "tls.existingSecret=mine")
+CERTIFICATE = {
+    "certificate": "/etc/seedpod-tls/tls.crt",
+    "key": "/etc/seedpod-tls/tls.key",
+    "authority": "/etc/seedpod-tls/ca.crt",
+}
+
+
+def test_tls_from_a_secret() -> None:
+    objects = chart.render("experiment:cartpole-r2d2", *TLS)
+    for component, pod in chart.pods(objects).items():
+        (container,) = pod["containers"]
+        service = "actor" if component == "test" else component
+        (argument,) = (a for a in container["args"] if ".tls=" in a)
+        key, _, value = argument.removeprefix("--set=").partition("=")
+        assert (key, yaml.safe_load(value)) == (f"{service}.tls", CERTIFICATE)
+        mount = {"name": "tls", "mountPath": "/etc/seedpod-tls", "readOnly": True}
+        assert mount in container["volumeMounts"]
+        secret = {"secretName": "mine", "defaultMode": 0o440}
+        assert {"name": "tls", "secret": secret} in pod["volumes"]
+    assert not chart.find_all(objects, "Certificate")
+
+
+def test_with_tls_a_process_in_the_container_probes() -> None:
+    plain = chart.container(chart.render("experiment:cartpole-r2d2"), "replay")
+    probed = chart.container(chart.render("experiment:cartpole-r2d2", *TLS), "replay")
+    for kind, service in (
+        ("startupProbe", "liveness"),
+        ("livenessProbe", "liveness"),
+        ("readinessProbe", "seedpod.replay.v1.ReplayService"),
+    ):
+        probe = dict(probed[kind])
+        assert probe.pop("exec")["command"] == [
+            *("python", "-m", "services.shared.probe", "--address=localhost:50052"),
+            *(f"--service={service}", "--tls=/etc/seedpod-tls"),
+            "--server-name=run-seedpod-replay-0.run-seedpod-replay.ns.svc",
+        ]
+        assert probe.pop("timeoutSeconds") == 10
+        before = {k: v for k, v in plain[kind].items() if k not in ("grpc", "timeoutSeconds")}
+        assert probe == before
+    assert not any("Probe" in key for key in chart.container(chart.render(*TLS), "actor"))
+
+
+def test_cert_manager_makes_a_certificate_for_each_component() -> None:
+    arguments = (
+        *("experiment:cartpole-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),
+        *("tls.certManager.issuerRef.name=ours", "replay.replicas=2"),
+    )
+    objects = chart.render(*arguments)
+    made = {o["spec"]["secretName"]: o["spec"] for o in chart.find_all(objects, "Certificate")}
+    used = {
+        component: next(v["secret"]["secretName"] for v in pod["volumes"] if v["name"] == "tls")
+        for component, pod in chart.pods(objects).items()
+    }
+    assert used == {
+        "learner": "run-seedpod-learner-tls",
+        "actor": "run-seedpod-actor-tls",
+        "replay": "run-seedpod-replay-tls",
+        "test": "run-seedpod-actor-tls",
+    }
+    assert set(made) == set(used.values())
+    # The names by which the others call them.
+    for component, address in (
+        ("learner", "run-seedpod-learner.ns.svc"),
+        ("replay", "*.run-seedpod-replay.ns.svc"),
+    ):
+        assert address in made[used[component]]["dnsNames"]
+    arguments_of = chart.container(objects, "learner")["args"]
+    (shards,) = (a for a in arguments_of if "replay_addresses" in a)
+    assert shards.endswith(
+        "=[run-seedpod-replay-0.run-seedpod-replay.ns.svc:50052,"
+        "run-seedpod-replay-1.run-seedpod-replay.ns.svc:50052]"
+    )
+    issuer = {"name": "ours", "kind": "Issuer", "group": "cert-manager.io"}
+    assert all(spec["issuerRef"] == issuer for spec in made.values())
+
+
+def test_tensorboard_is_a_second_container_that_reads_the_events() -> None:
+    objects = chart.render("learner.tensorboard.enabled=true")
+    learner, tensorboard = chart.pods(objects)["learner"]["containers"]
+    assert tensorboard["image"] == learner["image"]
+    (folder,) = (a for a in learner["args"] if "log_directory" in a)
+    assert f"--logdir={folder.partition('log_directory=')[2]}" in tensorboard["args"]
+    (data,) = (m for m in tensorboard["volumeMounts"] if m["name"] == "data")
+    assert data["readOnly"] is True
+    assert tensorboard["securityContext"] == learner["securityContext"]
+    assert {"name": "tensorboard", "containerPort": 6006} in tensorboard["ports"]

@@ -55,6 +55,11 @@ MATRIX: list[tuple[str, ...]] = [
         "\"whenUnsatisfiable\":\"ScheduleAnyway\"}]",
     ),
     ("learner.persistence.enabled=false", "learner.replicas=0", "actor.replicas=0"),
+    (
+        *("experiment:cartpole-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),
+        *("tls.certManager.issuerRef.name=ours", "learner.tensorboard.enabled=true"),
+    ),
+    ("tls.enabled=true", "tls.existingSecret=mine", "learner.replicas=1"),
     (*(f"{c}.serviceAccount.create=false" for c in COMPONENTS), "fullnameOverride=other"),
 ]  # fmt: skip
 
@@ -102,7 +107,7 @@ def test_pods_are_restricted(arguments: tuple[str, ...]) -> None:
     """The restricted Pod Security Standard, and what else a pod of ours always has."""
     objects = chart.render(*arguments)
     assert {"learner", "actor", "test"} <= set(chart.pods(objects))
-    for component, pod in chart.pods(objects).items():
+    for pod in chart.pods(objects).values():
         security = pod["securityContext"]
         assert security["runAsNonRoot"] is True
         assert security["runAsUser"] == security["runAsGroup"] == 10001
@@ -110,18 +115,18 @@ def test_pods_are_restricted(arguments: tuple[str, ...]) -> None:
         assert pod["automountServiceAccountToken"] is False
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         assert all("hostPath" not in volume for volume in pod["volumes"])
-        c = chart.container(objects, component)
-        assert c["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert {"name": "tmp", "mountPath": "/tmp"} in c["volumeMounts"]
-        assert {"cpu", "memory"} <= set(c["resources"]["requests"])
-        assert "memory" in c["resources"]["limits"]
-        image = c["image"].rpartition("/")[2]
-        assert ":latest" not in image
-        assert "@sha256:" in image or ":0." in image
+        for c in pod["containers"]:
+            assert c["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"name": "tmp", "mountPath": "/tmp"} in c["volumeMounts"]
+            assert {"cpu", "memory"} <= set(c["resources"]["requests"])
+            assert "memory" in c["resources"]["limits"]
+            image = c["image"].rpartition("/")[2]
+            assert ":latest" not in image
+            assert "@sha256:" in image or ":0." in image
 
 
 @matrix

@@ -41,6 +41,18 @@ TPU = "learner.accelerator.type=tpu"
         ),
         (["learner.checkpointDirectory=gs://bucket/x"], "'gs://bucket/x' does not match pattern"),
         (["actor.resources.limits=null"], "'/actor/resources': missing property 'limits'"),
+        (["tls.enabled=true"], 'existingSecret is "" and certManager.enabled false'),
+        (
+            [
+                *("tls.enabled=true", "tls.existingSecret=mine"),
+                *("tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ours"),
+            ],
+            "allowed with tls.enabled: exactly one of them",
+        ),
+        (
+            ["tls.enabled=true", "tls.certManager.enabled=true"],
+            "tls.certManager.issuerRef.name is empty, allowed: the name of an Issuer",
+        ),
         (["actor.image.tag=latest"], "actor.image.tag is latest, allowed: a tag"),
         (["monitoring.scrape=prometheus"], "'/monitoring/scrape': value must be one of"),
         (
