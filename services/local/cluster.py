@@ -105,7 +105,7 @@ class Cluster:
         Raises:
           ClusterError: There are none, or the API server refuses.
         """
-        selector = f"{_LABEL}/name=seedpod,{_LABEL}/instance={self.release}"
+        selector = f"{_LABEL}/instance={self.release}"
         if component is not None:
             selector += f",{_LABEL}/component={component}"
         with self._errors("list pods"):
@@ -321,9 +321,7 @@ class Cluster:
         return bytes(output)
 
     def _actor_deployment(self) -> str:
-        selector = (
-            f"{_LABEL}/name=seedpod,{_LABEL}/instance={self.release},{_LABEL}/component=actor"
-        )
+        selector = f"{_LABEL}/instance={self.release},{_LABEL}/component=actor"
         with self._errors("list deployments"):
             found = self._apps.list_namespaced_deployment(
                 self.namespace, label_selector=selector, _request_timeout=_TIMEOUT_SECONDS

@@ -180,6 +180,8 @@ def _channel_options(keepalive_seconds: float) -> list[tuple[str, int]]:
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5000),
+        # A pod that is replaced comes back under another address; gRPC's default is 30 s.
+        ("grpc.dns_min_time_between_resolutions_ms", 1000),
     ]
 
 
