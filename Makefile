@@ -10,7 +10,8 @@ export IMAGE_PREFIX TAG LEARNER_VARIANT BUILD_OPTIONS
 PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
-.PHONY: help setup protos lint type test test-images images train selftest bench-atari bench-football bench-replay clean
+.PHONY: help setup protos tools schema manifests lint type test test-images images train selftest
+.PHONY: bench-atari bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +24,15 @@ protos: $(STUBS) ## Generate the gRPC stubs from protos/.
 $(STUBS): $(PROTOS) scripts/generate-stubs
 	@PYTHON=$(PYTHON) scripts/generate-stubs
 
+tools: setup ## Fetch helm and kubectl into build/tools.
+	@scripts/fetch-helm
+
+schema: setup ## Generate what in helm/seedpod follows from the code: schema, experiments.
+	@$(PYTHON) scripts/generate-chart
+
+manifests: tools ## Render k8s/manifests, the chart without Helm.
+	@scripts/render-manifests
+
 lint: setup ## Check style, Dockerfiles, the contracts in protos/ and who imports whom.
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
@@ -34,7 +44,7 @@ lint: setup ## Check style, Dockerfiles, the contracts in protos/ and who import
 type: setup ## Check the types.
 	$(VENV)/bin/mypy
 
-test: setup ## Run the tests (ARGS: pytest's arguments).
+test: tools ## Run the tests (ARGS: pytest's arguments).
 	@exec $(PYTHON) -m pytest $(ARGS)
 
 test-images: setup ## Build the container images and let them train together (needs Docker).

@@ -19,6 +19,7 @@ import grpc.aio
 
 from services.actor.waiting import Waiting
 from services.shared import rpc
+from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 _JOIN_TIMEOUT_SECONDS = 30.0
@@ -76,6 +77,7 @@ class LearnerClient:
         self,
         address: str,
         keepalive_seconds: float,
+        tls: TlsConfig | None,
         request: inference_pb2.JoinRequest,
         joined: Callable[[inference_pb2.JoinResponse], None],
         membership: Membership,
@@ -85,13 +87,14 @@ class LearnerClient:
         Args:
           address: host:port.
           keepalive_seconds: A silent learner is given up after twice this time.
+          tls: The actor's certificate; None: no encryption.
           request: For Join; the token is filled in.
           joined: Called with each new lease, before it is used; raises ValueError if it does
             not fit.
           membership: Read and kept up to date.
         """
         self._address = address
-        self._channel = rpc.aio_channel(address, keepalive_seconds)
+        self._channel = rpc.aio_channel(address, keepalive_seconds, tls)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._request = request
         self._joined = joined

@@ -251,6 +251,7 @@ class Worker:
         return LearnerClient(
             config.learner_address,
             settings.keepalive_seconds,
+            config.tls,
             request,
             self._joined,
             self._membership,

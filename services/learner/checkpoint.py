@@ -13,6 +13,7 @@ on and looks healthy.
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import logging
@@ -21,9 +22,10 @@ import pathlib
 import re
 import shutil
 import threading
+import time
 import zipfile
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +42,7 @@ _NAME = re.compile(r"checkpoint-(\d{12})")
 _TEMPORARY_PREFIX = ".incomplete-"
 _VARIABLES = "variables.npz"
 _META = "meta.json"
+_LOCK = ".lock"
 _log = logging.getLogger(__name__)
 
 
@@ -227,12 +230,37 @@ class Writer:
     """Saves a run's checkpoints, in the background if asked to."""
 
     def __init__(self, directory: str | os.PathLike[str] | None, keep: int) -> None:
-        """Sets where checkpoints go (None: nowhere) and how many are kept."""
+        """Sets where checkpoints go (None: nowhere) and how many are kept.
+
+        `newest` is the newest checkpoint's path; `saved_at` the Unix time of the last success,
+        of this moment before the first; None if checkpoints go nowhere.
+        """
         self._directory = None if directory is None else pathlib.Path(directory)
         self._keep = keep
+        self._lock: IO[str] | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.newest: pathlib.Path | None = None if directory is None else latest(directory)
+        self.saved_at: float | None = None if directory is None else time.time()
+
+    def claim(self) -> None:
+        """Makes the directory this process's own, until it ends, however it ends.
+
+        Raises:
+          CheckpointError: Another learner writes to it, or it cannot be written to.
+        """
+        if self._directory is None:
+            return
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._directory / _LOCK).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"{self._directory}: another learner writes to it") from None
+        except OSError as error:
+            raise CheckpointError(f"{self._directory}: cannot be written to: {error}") from error
+        # What the one before has saved as its last.
+        self.newest = latest(self._directory)
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint, or None.
@@ -275,6 +303,7 @@ class Writer:
                 self.newest = save(
                     directory, variables, frozen_counters, environment_spec, experiment, self._keep
                 )
+                self.saved_at = time.time()
             except Exception as error:  # whatever it is, training goes on
                 _log.error("%s", error)
                 self._error = error

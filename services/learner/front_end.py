@@ -32,6 +32,7 @@ from services.learner.act_stream import ActStream, invalid
 from services.learner.control import Message, Method
 from services.learner.step_store import COUNTERS, StepStore, StoreLayout
 from services.shared import processes, rpc, wire
+from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.rpc import StatusError
 
@@ -311,12 +312,13 @@ async def _serve(arguments: argparse.Namespace) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    for name in ("", SERVICE):
+    for name in ("", SERVICE, rpc.LIVENESS):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    server.add_insecure_port(arguments.address)
+    tls = TlsConfig.model_validate_json(arguments.tls) if arguments.tls else None
+    rpc.add_port(server, arguments.address, tls)
     await server.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -338,6 +340,7 @@ def main() -> None:
     parser.add_argument("--index", type=int, required=True)
     parser.add_argument("--address", required=True)
     parser.add_argument("--keepalive-seconds", type=float, required=True)
+    parser.add_argument("--tls", default="", help="a TlsConfig as JSON; empty: no encryption")
     for name in ("control", "wake", "answer"):
         parser.add_argument(f"--{name}-fd", type=int, required=True)
     arguments = parser.parse_args()

@@ -6,6 +6,7 @@ knows nothing of gRPC or shared memory.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import secrets
 import time
@@ -46,6 +47,11 @@ class Lease:
     groups: list[Group]
     idle_since: float | None
 
+    @property
+    def actor(self) -> str:
+        """The actor service that the worker belongs to: workers are named `actor/number`."""
+        return self.actor_name.rpartition("/")[0] or self.actor_name
+
 
 class LeaseTable:
     """All leases of a learner. Slots and group numbers are given out lowest first.
@@ -74,12 +80,18 @@ class LeaseTable:
         self.groups: dict[int, Group] = {}
         self.live_groups = 0
         self.live_slots = 0
+        self._live_groups_of: collections.Counter[str] = collections.Counter()
         self._slots_end = 0
 
     @property
     def leased_slots(self) -> int:
         """Number of slots that are not free."""
         return self._max_slots - len(self._free_slots)
+
+    @property
+    def live_actors(self) -> int:
+        """Number of actor services that have a stream open; any thread may ask."""
+        return len(self._live_groups_of)
 
     @property
     def slots_end(self) -> int:
@@ -199,9 +211,15 @@ class LeaseTable:
 
     def _set_front_end(self, group: Group, front_end: int | None) -> None:
         change = (front_end is not None) - (group.front_end is not None)
+        group.front_end = front_end
+        if not change:
+            return
         self.live_groups += change
         self.live_slots += change * len(group.slots)
-        group.front_end = front_end
+        actor = self._leases[group.lease_token].actor
+        self._live_groups_of[actor] += change
+        if not self._live_groups_of[actor]:
+            del self._live_groups_of[actor]
 
     def _find(self, token: str) -> Lease:
         lease = self._leases.get(token)

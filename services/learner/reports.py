@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS
+from services.learner.unrolls import policy_lag_bound
 from services.shared.config import LearnerConfig
 
 if TYPE_CHECKING:
@@ -26,12 +27,17 @@ _log = logging.getLogger(__name__)
 
 
 class Reports:
-    """Serves metrics and writes event files."""
+    """Serves metrics and writes event files.
+
+    Attributes:
+      registry: What is served.
+      config: The learner's settings.
+    """
 
     def __init__(self, config: LearnerConfig) -> None:
         """Opens the event file, if one is asked for."""
         self.registry = prometheus_client.CollectorRegistry()
-        self._config = config
+        self.config = config
         self._writer = (
             None
             if config.log_directory is None
@@ -45,9 +51,9 @@ class Reports:
     def serve_metrics(self, service: LearnerService) -> None:
         """Serves /metrics if a port is configured."""
         self.registry.register(_LearnerCollector(service, self))
-        if self._config.metrics_port is not None:
+        if self.config.metrics_port is not None:
             server, _ = prometheus_client.start_http_server(
-                self._config.metrics_port, self._config.metrics_host, self.registry
+                self.config.metrics_port, self.config.metrics_host, self.registry
             )
             _log.info("metrics on http://%s:%d/metrics", *server.server_address[:2])
 
@@ -136,6 +142,7 @@ class _LearnerCollector(Collector):
         """All metrics but the histograms of `Statistics`."""
         status = self._service.status()
         statistics = self._service.statistics
+        actors = self._service.live_actors
         counters: tuple[tuple[str, str, float], ...] = (
             ("environment_frames", "Environment frames taken into training", status.frames),
             ("updates", "Parameter updates", status.updates),
@@ -153,6 +160,12 @@ class _LearnerCollector(Collector):
                 status.evaluation_return,
             ),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
+            ("actors", "Actor services that are connected", actors),
+            (
+                "actors_wanted",
+                "Actor services that would keep the learner at its target utilisation",
+                statistics.actors_wanted(actors),
+            ),
             ("live_slots", "Env slots whose actors are connected", status.live_slots),
             ("leased_slots", "Env slots that are leased", status.leased_slots),
             ("inference_batch_fill", "Share of the batch size", status.inference_batch_fill),
@@ -167,7 +180,8 @@ class _LearnerCollector(Collector):
             ),
         )
         for name, help_text, value in gauges:
-            yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
+            if not math.isnan(value):  # before the first episode, or without evaluation slots
+                yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )
@@ -196,6 +210,24 @@ class _LearnerCollector(Collector):
             )
         if (training := self._service.training) is not None:
             yield from _replay_metrics(training)
+        yield from self._bounds(status.leased_slots)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)
+
+    def _bounds(self, slots: int) -> Iterator[GaugeMetricFamily]:
+        """What alerts compare with."""
+        config = self._reports.config
+        if config.algorithm == "vtrace":
+            bound = policy_lag_bound(
+                slots, config.batch_size, config.unrolls_per_slot, config.sample_reuse
+            )
+            yield GaugeMetricFamily(
+                "seedpod_policy_lag_bound", "Of slots that are equally fast", value=bound
+            )
+        if (saved_at := self._service.checkpoint_saved_at) is not None:
+            yield GaugeMetricFamily(
+                "seedpod_checkpoint_timestamp_seconds",
+                "Unix time of the newest checkpoint, of the start before the first",
+                value=saved_at,
+            )

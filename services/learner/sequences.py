@@ -264,7 +264,7 @@ class SequenceSender:
         )
         steps = self._steps(records, row, continues)
         # The next sequence begins `context` records before this run's last record.
-        begins = len(steps["reward"]) - self._context - 1
+        begins = max(0, len(steps["reward"]) - self._context - 1)
         writer.extend({name: values[:begins] for name, values in steps.items()})
         writer.cut()
         writer.extend({name: values[begins:] for name, values in steps.items()})
@@ -291,12 +291,13 @@ class SequenceSender:
             if self._is_ahead():
                 self._stop.wait(_AHEAD_SECONDS)
                 continue
+            away = self._client.shards_away > 0
             try:
                 self._writers[slot].create_item(
-                    self._length, priority, self._states[slot][0], _ROOM_SECONDS
+                    self._length, priority, self._states[slot][0], 0.0 if away else _ROOM_SECONDS
                 )
             except ReplayTimeout as error:
-                if self._client.shards_away:
+                if away:  # inference shall not wait for it
                     self.dropped += 1
                     self._warn(error)
                     break

@@ -81,6 +81,8 @@ class LearnerService:
         self._checkpoints = checkpoint.Writer(
             self._config.checkpoint_directory, self._config.checkpoints_to_keep
         )
+        if evaluation is None:
+            self._checkpoints.claim()
         self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
         self._restored = self._checkpoints.latest()
         if evaluation is not None and self._restored is None:
@@ -352,15 +354,17 @@ class LearnerService:
 
     def cpu_seconds(self) -> inference_pb2.CpuSeconds:
         """CPU seconds so far, by part."""
-        inference, training, other = self._cpu_time.seconds()
+        inference, trained, other = self._cpu_time.seconds()
+        client = None if self._training is None else self._training.client
         counters = np.zeros(8) if self._store is None else self._store.counters.sum(axis=0)
         return inference_pb2.CpuSeconds(
             environment=counters[5],
             actor=counters[6],
             front_ends=counters[7],
             inference=inference,
-            training=training,
+            training=trained,
             learner_other=other,
+            replay=0.0 if client is None else client.server_cpu_seconds(),
         )
 
     def summary(self) -> dict[str, object]:
@@ -402,6 +406,16 @@ class LearnerService:
     def assembler(self) -> unrolls.UnrollAssembler | None:
         """What cuts records into unrolls, once there is one."""
         return self._assembler
+
+    @property
+    def live_actors(self) -> int:
+        """Actor services that are connected."""
+        return self._transport.leases.live_actors
+
+    @property
+    def checkpoint_saved_at(self) -> float | None:
+        """See `checkpoint.Writer`."""
+        return self._checkpoints.saved_at
 
     @property
     def statistics(self) -> Statistics:

@@ -21,6 +21,8 @@ _SNAPSHOT_SECONDS = 1.0
 _SATURATED = 0.9  # share of the time at work from which a thread limits the others
 _HELD_GROUPS = 0.5
 _REPLAY_WAITS = 0.5  # share of the time
+# What autoscaling aims at: busy, with a little room, so that the learner is not what limits.
+TARGET_UTILISATION = 0.9
 _EPISODES = 100
 _EVALUATION_EPISODES = 10  # of each slot: they are few, and the newest count
 
@@ -184,6 +186,26 @@ class Statistics:
         if self.busy_share("held") > _HELD_GROUPS:
             return "training"
         return "inference" if self.busy_share("inference") > _SATURATED else "environment"
+
+    def actors_wanted(self, actors: int) -> float:
+        """How many actor services would keep the learner at its target utilisation.
+
+        actors x 0.9 / max(share of the time at work of training, of inference). More than there
+        are only if the environments are what limits: a learner that holds them back, or waits
+        for replay, gains nothing from more of them.
+
+        Args:
+          actors: Actor services that are connected now.
+
+        Returns:
+          At least 1; not rounded, which is the autoscaler's matter.
+        """
+        busy = max(self.busy_share("training"), self.busy_share("inference"))
+        # Nothing has been measured yet: no reason to change anything.
+        wanted = actors * TARGET_UTILISATION / busy if busy > 0 else float(actors)
+        if self.bottleneck() != "environment":
+            wanted = min(wanted, actors)
+        return max(1.0, wanted)
 
     def add_steps(self, steps: int, spec: EnvironmentSpec) -> None:
         """Counts steps taken into training: each agent's, so an environment's may be several."""

@@ -139,6 +139,7 @@ def make_training(
         r2d2.replay_table,
         max_pending_bytes=r2d2.max_pending_bytes,
         keepalive_seconds=settings.keepalive_seconds,
+        tls=settings.tls,
     )
     records = unrolls.context_length(spec) + r2d2.burn_in + settings.unroll_length + 1
     sampler = client.sampler(

@@ -30,6 +30,7 @@ from services.learner.control import Message, Method
 from services.learner.fair_lock import FairLock
 from services.learner.leases import Group, LeaseTable
 from services.learner.step_store import COUNTERS, StepStore
+from services.shared import rpc
 from services.shared.config import LearnerConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.rpc import StatusError
@@ -78,7 +79,7 @@ class Transport:
           failed: Called if the control thread, and the front ends with it, has to end.
 
         Raises:
-          OSError: Another process serves on the port.
+          OSError: Another process serves on the port, or a certificate cannot be read.
         """
         self.lock = FairLock()
         self.leases = LeaseTable(config.max_slots, config.lease_grace_seconds)
@@ -86,6 +87,7 @@ class Transport:
         self._check_join = check_join
         self._status = status
         self._failed = failed
+        rpc.check_files(config.tls)
         self._port_holder, self.address = _claim_port(config.address)
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
@@ -206,6 +208,7 @@ class Transport:
         ours, theirs = control.pair()
         # The learner answers with a deadline of its own, rather than hang on a stopped process.
         ours.settimeout(5.0)
+        tls = self._config.tls
         fds = {
             "control": theirs.fileno(),
             "wake": self._wake_fd,
@@ -219,6 +222,7 @@ class Transport:
                 f"--index={index}",
                 f"--address={self.address}",
                 f"--keepalive-seconds={self._config.keepalive_seconds}",
+                f"--tls={'' if tls is None else tls.model_dump_json()}",
                 *(f"--{name}-fd={fd}" for name, fd in fds.items()),
             ],
             pass_fds=tuple(fds.values()),

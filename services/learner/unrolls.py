@@ -33,6 +33,13 @@ def ring_length(spec: EnvironmentSpec, unroll_length: int, unrolls_per_slot: int
     return context_length(spec) + (unrolls_per_slot + 1) * unroll_length + 1
 
 
+def policy_lag_bound(
+    slots: int, batch_size: int, unrolls_per_slot: int, sample_reuse: int
+) -> float:
+    """Updates by which a record may lag behind, if all slots are equally fast."""
+    return sample_reuse * ((unrolls_per_slot + 1) * slots / batch_size + 1)
+
+
 @dataclasses.dataclass
 class RecordBatch:
     """Consecutive records of B slots, batch-major; T + 1 records, L = T + 1 + context.

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from services.learner.checkpoint import CheckpointError
-from services.local import launcher
+from services.local import cluster_cli, launcher
 from services.local.process import LaunchError
 from services.shared import config
 
@@ -25,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_eval(commands.add_parser("eval", help="play episodes with a checkpoint's policy"))
     presets = commands.add_parser("presets", help="list the experiments that come with seedpod")
     presets.set_defaults(run=_presets)
+    cluster_cli.add_parsers(commands.add_parser)
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="seedpod: %(message)s")
     try:

@@ -30,6 +30,7 @@ from services.shared.generated.seedpod.inference.v1 import inference_pb2, infere
 _STOP_SECONDS = 30.0
 _REPLAY_STOP_SECONDS = 10.0
 _POLL_SECONDS = 1.0
+_ADDRESS_FILE = "learner.address"
 
 
 class StopFlag:
@@ -129,7 +130,9 @@ class _Run:
         learner_arguments: tuple[str, ...],
     ) -> None:
         self._stop = stop
+        self._tls = experiment.learner.tls
         self._address = f"127.0.0.1:{_free_port()}"
+        _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
         self._actor_count = experiment.local.actors
         self._actor_metrics_port = experiment.actor.metrics_port
@@ -154,7 +157,7 @@ class _Run:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._address) as channel, screen:
+            with rpc.channel(self._address, tls=self._tls) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
                     for service in self._others:
@@ -286,21 +289,47 @@ def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:
             return candidate
 
 
-def newest_run(directory: pathlib.Path, name: str) -> pathlib.Path:
-    """The newest run of an experiment.
+def newest_run(directory: pathlib.Path, name: str | None = None) -> pathlib.Path:
+    """The newest run of an experiment; None: of any.
 
     Raises:
       LaunchError: There is none.
     """
-    of_experiment = re.compile(re.escape(name) + r"-\d{8}-\d{6}(-\d+)?")
+    pattern = ".+" if name is None else re.escape(name)
+    of_experiment = re.compile(pattern + r"-\d{8}-\d{6}(-\d+)?")
     runs = [
         path.parent
         for path in directory.glob("*/experiment.yaml")
         if of_experiment.fullmatch(path.parent.name)
     ]
     if not runs:
-        raise LaunchError(f"no run of {name!r} in {directory}/ to resume")
+        raise LaunchError(f"no run{'' if name is None else f' of {name!r}'} in {directory}/")
     return max(runs, key=lambda path: (path / "experiment.yaml").stat().st_mtime)
+
+
+def describe(run: pathlib.Path) -> dict[str, str]:
+    """How a run is doing: what its learner says, or else what its newest checkpoint has counted.
+
+    Raises:
+      ConfigError: The folder's experiment cannot be read.
+      CheckpointError: Nor can the checkpoint.
+    """
+    experiment = config.load(str(run / "experiment.yaml"))
+    address = run / _ADDRESS_FILE
+    if address.exists():
+        with rpc.channel(address.read_text(), tls=experiment.learner.tls) as channel:
+            status = _status(inference_pb2_grpc.InferenceServiceStub(channel))
+        if status is not None:
+            return view.describe(status, experiment.learner.total_frames)
+    newest = checkpoint.latest(run / "checkpoints")
+    if newest is None:
+        return {"state": "not running, and without a checkpoint"}
+    counters = checkpoint.read(newest).counters
+    return {
+        "state": "not running",
+        "checkpoint": newest.name,
+        **{name: f"{count:,}" for name, count in counters.items()},
+    }
 
 
 def _status(

@@ -87,18 +87,23 @@ class TrainingView(View):
         self._total_frames = total_frames
 
     def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
-        return {
-            "frames": f"{status.frames:,} of {self._total_frames:,}",
-            "frames/s": f"{status.frames_per_second:,.0f}",
-            "return": f"{_number(status.mean_return)} (last 100 episodes)",
-            **_evaluation(status),
-            "episodes": f"{status.episodes:,}",
-            "updates": f"{status.updates:,}",
-            "environments": f"{status.live_slots} live",
-            "batch fill": f"{status.inference_batch_fill:.0%}",
-            "policy lag": f"{status.policy_lag:.1f} updates",
-            "bottleneck": status.bottleneck,
-        }
+        return describe(status, self._total_frames)
+
+
+def describe(status: inference_pb2.GetStatusResponse, total_frames: int) -> dict[str, str]:
+    """What a learner that trains says of itself, for people."""
+    return {
+        "frames": f"{status.frames:,} of {total_frames:,}",
+        "frames/s": f"{status.frames_per_second:,.0f}",
+        "return": f"{_number(status.mean_return)} (last 100 episodes)",
+        **_evaluation(status),
+        "episodes": f"{status.episodes:,}",
+        "updates": f"{status.updates:,}",
+        "environments": f"{status.live_slots} live",
+        "batch fill": f"{status.inference_batch_fill:.0%}",
+        "policy lag": f"{status.policy_lag:.1f} updates",
+        "bottleneck": status.bottleneck,
+    }
 
 
 class EvaluationView(View):

@@ -124,9 +124,9 @@ class BlockStore:
 
     def release_users(self, chunks: IntArray) -> None:
         """Notes that a block or an item is gone, for each time a chunk occurs in chunks [n]."""
-        for number in chunks.tolist():
+        for number, count in collections.Counter(chunks.tolist()).items():
             chunk = self._chunks[number]
-            chunk.users -= 1
+            chunk.users -= count
             if not chunk.users:
                 self._drop(number)
 

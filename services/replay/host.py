@@ -26,6 +26,10 @@ from services.shared.rpc import StatusError
 _REMEMBERED_WRITERS = 10_000
 _MAX_PENDING_LOG_BYTES = 64 << 20
 _NAMED_CHARACTERS = 300
+# All windows together may have this share of a table's bytes.
+_WINDOWS_SHARE = 16
+# A message on its way is in memory twice while gRPC hands it over.
+_COPIES = 2
 
 
 class TableHost:
@@ -40,9 +44,22 @@ class TableHost:
     """
 
     def __init__(
-        self, name: str, config: TableConfig, persistence: PersistenceConfig, seed: int | None
+        self,
+        name: str,
+        config: TableConfig,
+        persistence: PersistenceConfig,
+        seed: int | None,
+        max_window_bytes: int,
     ) -> None:
-        """Creates the host of an empty table; `recovered` makes it ready."""
+        """Creates the host of an empty table; `recovered` makes it ready.
+
+        Args:
+          name: Of the table.
+          config: Of the table.
+          persistence: Where its log is.
+          seed: Of the draws.
+          max_window_bytes: See `window_bytes`.
+        """
         self.table = Table(name, config, seed, self._chunk_freed, self._used_up)
         self.layout: Layout | None = None
         self.log: SegmentLog | None = None
@@ -50,6 +67,8 @@ class TableHost:
         self.writers = Waits()
         self.readers = Waits()
         self._persistence = persistence
+        self._max_window_bytes = max_window_bytes
+        self._streams = 0
         self._known: collections.OrderedDict[int, Writer] = collections.OrderedDict()
         self._snapshot_lock = asyncio.Lock()
 
@@ -80,6 +99,25 @@ class TableHost:
             f"table {self.table.name!r} has layout {_named(self.layout)}, the {who} has"
             f" {_named(layout)}",
         )
+
+    @property
+    def max_item_bytes(self) -> int:
+        """A larger item might find no room."""
+        return self.table.config.max_bytes - self._windows_bytes * _COPIES
+
+    @property
+    def window_bytes(self) -> int:
+        """What each writer may send without acknowledgement; the more there are, the less."""
+        return min(self._max_window_bytes, self._windows_bytes // max(1, self._streams))
+
+    def count_streams(self, change: int) -> None:
+        """Notes that Insert streams came (or went): what they may send counts as used."""
+        self._streams += change
+        self.table.in_flight_bytes = _COPIES * self._streams * self.window_bytes
+
+    @property
+    def _windows_bytes(self) -> int:
+        return self.table.config.max_bytes // _WINDOWS_SHARE
 
     async def open_writer(self, number: int, layout: Layout) -> Writer:
         """Gives a stream to a writer; an older stream of it has lost it.

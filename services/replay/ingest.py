@@ -111,20 +111,19 @@ class HeldBlocks:
           StatusError: As the proto says; the blocks and items of the table are as before.
         """
         table.check_priorities(x.priorities)
-        new = x.block_ids.tolist()
-        if len(set(new)) < len(new) or not self._rows.keys().isdisjoint(new):
+        ids, new = x.item_block_ids.tolist(), set(x.block_ids.tolist())
+        if len(new) < len(x.block_ids) or not self._rows.keys().isdisjoint(new):
             raise invalid("block_ids has an id twice, or one that the stream has not released")
-        known = self._rows.keys() | new if x.counts.size else set()
-        if unknown := set(x.item_block_ids.tolist()) - known:
+        if unknown := set(ids).difference(new, self._rows):
             raise invalid(
                 f"items refer to block {min(unknown)}, which this stream has not sent or has"
                 " released"
             )
         chunk, rows = table.add_message(x.payload, x.message_bytes, x.sizes, len(x.counts), segment)
-        self._rows.update(zip(new, rows.tolist(), strict=True))
+        self._rows.update(zip(x.block_ids.tolist(), rows.tolist(), strict=True))
         lookup = self._rows
         items = ItemArrays(
-            rows=np.array([lookup[i] for i in x.item_block_ids.tolist()], np.int64),
+            rows=np.array([lookup[i] for i in ids], np.int64),
             counts=x.counts,
             offsets=x.offsets,
             lengths=x.lengths,
@@ -133,7 +132,7 @@ class HeldBlocks:
             generations=generations,
         )
         try:
-            table.check_items(items)
+            table.check_sizes(items)
         except StatusError:
             self.release(table, x.block_ids)
             table.blocks.release_users(np.full(len(items), chunk))

@@ -41,7 +41,9 @@ class InsertStream:
           StatusError: As the proto says.
         """
         acknowledging = asyncio.create_task(self._acknowledge())
+        self._host.count_streams(1)
         try:
+            await self._answer(self._inserted, max_item_bytes=self._host.max_item_bytes)
             while (message := await self._context.read()) is not grpc.aio.EOF:
                 # A message that has begun is inserted to its end, even if the stream is lost:
                 # its first items may have been sampled already.
@@ -59,6 +61,7 @@ class InsertStream:
                 raise self._error from None
             raise
         finally:
+            self._host.count_streams(-1)
             acknowledging.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await acknowledging
@@ -72,10 +75,14 @@ class InsertStream:
                 sequence = self._inserted
                 await self._host.written(self._failures)
                 self._writer.acknowledged = max(self._writer.acknowledged, sequence)
-                await self._context.write(
-                    replay_pb2.InsertResponse(sequence=sequence).SerializeToString()
-                )
+                await self._answer(sequence)
         except StatusError as error:
             self._error = error
             if self._task is not None:
                 self._task.cancel()
+
+    async def _answer(self, sequence: int, **fields: int) -> None:
+        response = replay_pb2.InsertResponse(
+            sequence=sequence, window_bytes=self._host.window_bytes, **fields
+        )
+        await self._context.write(response.SerializeToString())

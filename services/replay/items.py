@@ -43,6 +43,8 @@ class ItemArrays:
 
     def part(self, start: int, stop: int) -> ItemArrays:
         """The items from start to stop."""
+        if stop - start == len(self):
+            return self
         ends = np.cumsum(self.counts)
         first = int(ends[start] - self.counts[start])
         return ItemArrays(

@@ -40,6 +40,11 @@ class Kind(enum.IntEnum):
 INSERT_HEADER = struct.Struct("<QQ")  # writer_id, generation of the first item
 
 
+# Records that nobody waits for are written together; a thread that wakes up for each of them
+# costs more than writing it.
+_WAKE_BYTES = 4 << 20
+
+
 class LogFailed(OSError):
     """The volume does not take the records."""
 
@@ -140,7 +145,8 @@ class SegmentLog:
         with self._condition:
             self.pending_bytes += size
             self._queue.append((self._segment, kind, body))
-            self._condition.notify()
+            if self.pending_bytes >= _WAKE_BYTES:
+                self._condition.notify()
         return self._segment
 
     async def written(self, failures: int) -> None:
@@ -187,7 +193,6 @@ class SegmentLog:
             path = self._path(number)
             with self._condition:
                 self._queue.append((-1, Kind.CLOSED, (os.fsencode(path),)))
-                self._condition.notify()
 
     def close(self) -> None:
         """Writes and syncs what is left, then ends the threads."""
@@ -206,7 +211,7 @@ class SegmentLog:
     def _write_forever(self) -> None:
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._queue or self._waiters or self._closing)
+                self._condition.wait_for(self._is_write_due, self._config.sync_seconds)
                 records, self._queue = list(self._queue), collections.deque()
                 waiters, self._waiters = self._waiters, []
                 if self._closing and not records and not waiters:
@@ -226,6 +231,9 @@ class SegmentLog:
                 )
             if waiters:
                 self._loop.call_soon_threadsafe(_settle, waiters, failure)
+
+    def _is_write_due(self) -> bool:
+        return bool(self._waiters) or self._closing or self.pending_bytes >= _WAKE_BYTES
 
     def _write(self, records: list[tuple[int, Kind, tuple[bytes, ...]]]) -> None:
         for segment, kind, body in records:

@@ -5,6 +5,8 @@ The table tells its selector about every item that comes, changes or goes, and a
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +18,13 @@ MAX_WEIGHT = 1e100
 
 
 class Selector(Protocol):
-    """What a table needs of a selector."""
+    """What a table needs of a selector.
+
+    Attributes:
+      max_priority: Above it a weight would be too large.
+    """
+
+    max_priority: float
 
     @property
     def total(self) -> float:
@@ -60,6 +68,9 @@ class PrioritizedSelector:
         """
         self._tree = SumTree(capacity)
         self._exponent = exponent
+        self.max_priority = sys.float_info.max
+        if exponent * math.log(self.max_priority) > math.log(MAX_WEIGHT):
+            self.max_priority = MAX_WEIGHT ** (1 / exponent)
         self._random = random
 
     @property

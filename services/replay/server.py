@@ -45,7 +45,7 @@ async def serve(config: ReplayConfig) -> None:
     lock = _lock_directory(config.persistence.directory)
     progress = Progress()
     hosts = {
-        name: TableHost(name, table, config.persistence, config.seed)
+        name: TableHost(name, table, config.persistence, config.seed, config.insert_window_bytes)
         for name, table in config.tables.items()
     }
     servicer = ReplayServicer(config, hosts, progress)
@@ -53,7 +53,7 @@ async def serve(config: ReplayConfig) -> None:
     server.add_generic_rpc_handlers((servicer.handlers(),))
     health_servicer = await _add_health(server)
     try:
-        port = server.add_insecure_port(config.address)
+        port = rpc.add_port(server, config.address, config.tls)
     except RuntimeError as error:
         raise CannotStart(f"address {config.address}: {error}") from None
     metrics_port = status.serve_metrics(config, hosts, progress, lambda: servicer.ready)
@@ -84,6 +84,7 @@ async def _add_health(server: grpc.aio.Server) -> health.aio.HealthServicer:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     for name in ("", SERVICE):
         await servicer.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await servicer.set(rpc.LIVENESS, health_pb2.HealthCheckResponse.SERVING)
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )

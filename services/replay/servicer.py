@@ -131,13 +131,6 @@ class ReplayServicer:
             raise invalid("the first message of a stream must have `open`")
         host = self._host(request.open.table)
         writer = await host.open_writer(request.open.writer_id, to_layout(request.open.layout))
-        await context.write(
-            replay_pb2.InsertResponse(
-                sequence=writer.received,
-                window_bytes=self._config.insert_window_bytes,
-                max_item_bytes=host.table.config.max_bytes,
-            ).SerializeToString()
-        )
         await InsertStream(host, writer, context).run()
 
     async def _stream_samples(self, context: Any) -> None:

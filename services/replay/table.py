@@ -40,6 +40,7 @@ class Table:
     Attributes:
       blocks: The bytes.
       limiter: Consulted by the caller; `insert` and `choose` only count.
+      in_flight_bytes: Part of max_bytes that is kept free for messages on their way.
       evicted, used_up, stale: Items that left for room, items that left because they were
         sampled often enough, updates that came too late.
       next_generation: Of the next item.
@@ -68,6 +69,7 @@ class Table:
         self.limiter = RateLimiter(
             config.samples_per_insert, config.error_buffer, config.min_size_to_sample
         )
+        self.in_flight_bytes = 0
         self.evicted = self.used_up = self.stale = 0
         self.next_generation = 1
         self._on_used_up = on_used_up
@@ -111,15 +113,17 @@ class Table:
         Raises:
           StatusError: RESOURCE_EXHAUSTED if there is no room even without any item.
         """
-        limit = self.config.max_bytes
+        limit = self.config.max_bytes - self.in_flight_bytes
         while self.blocks.bytes + size > limit and self.items:
             share = (self.blocks.bytes + size - limit) / max(1, self.blocks.bytes)
             self._evict(max(1, int(self.items * share * _EVICTION_SHARE)))
         if self.blocks.bytes + size > limit:
             raise StatusError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"table {self.name!r}: no room for {size} bytes; of max_bytes {limit}"
-                f" {self.blocks.bytes} are blocks that writers or readers hold, no item is left",
+                f"table {self.name!r}: no room for {size} bytes; of max_bytes"
+                f" {self.config.max_bytes} {self.in_flight_bytes} are kept free for messages on"
+                f" their way, {self.blocks.bytes} are blocks that writers or readers hold, no item"
+                " is left",
             )
         return self.blocks.add(payload, size, sizes, items, segment)
 
@@ -129,26 +133,21 @@ class Table:
         Raises:
           StatusError: INVALID_ARGUMENT, with the first wrong value and its index.
         """
-        with np.errstate(over="ignore", invalid="ignore"):
-            weights = self._selector.weight(np.maximum(priorities, 0))
-            valid = (priorities >= 0) & (weights <= selectors.MAX_WEIGHT) & (priorities < np.inf)
+        valid = (priorities >= 0) & (priorities <= self._selector.max_priority)
         if not valid.all():
             i = int(np.argmin(valid))
             raise StatusError(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"table {self.name!r}: priority {i} is {priorities[i]}, allowed: finite,"
-                f" 0 or more, and at most {selectors.MAX_WEIGHT:g} to the power of"
-                f" {self.config.priority_exponent} (priority_exponent)",
+                f" 0 or more, and at most {self._selector.max_priority:g}",
             )
 
-    def check_items(self, items: ItemArrays) -> None:
-        """Refuses items that cannot be stored.
+    def check_sizes(self, items: ItemArrays) -> None:
+        """Refuses items that are larger than the table.
 
         Raises:
-          StatusError: INVALID_ARGUMENT for a priority, RESOURCE_EXHAUSTED for an item that is
-            larger than the table.
+          StatusError: RESOURCE_EXHAUSTED.
         """
-        self.check_priorities(items.priorities)
         if not len(items):
             return
         starts = np.cumsum(items.counts) - items.counts

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import pathlib
+import time
 
 from tests.e2e import runs
 
 
 def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
+    started = time.time()
     process = runs.start(tmp_path, "cartpole", "--frames=100000000")
     folder = runs.folder(tmp_path)
     runs.wait_for_frames(process, 2000)
@@ -35,6 +37,10 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
         ("inference_batch_fill", 0.1, 1),
         # At most two unrolls of each slot and a batch of 4 wait, 36 unrolls, 9 updates.
         ("policy_lag", 0, 10),
+        ("policy_lag_bound", 9, 9),
+        ("actors", 1, 1),
+        ("actors_wanted", 1, 1e3),
+        ("checkpoint_timestamp_seconds", started, time.time()),
         ("held_groups", 0, 2),
         ("unrolls_waiting", 0, 16),
         ("dropped_records_total", 0, 0),

@@ -6,6 +6,8 @@ import pathlib
 import signal
 import subprocess
 
+import pytest
+
 from tests.e2e import runs
 
 ENDLESS = "--frames=100000000"
@@ -73,6 +75,9 @@ def test_updates_keep_the_ratio_and_a_checkpoint_is_evaluated(tmp_path: pathlib.
     # A sequence begins every 22 records, of which 21 are frames, and is sampled four times.
     most = 4 * summary["frames"] / 21
     assert most / 2 < summary["updates"] * 16 <= most
+    cpu = summary["cpu_seconds_per_1000_frames"]
+    assert cpu["replay"] > 0
+    assert cpu["total"] == pytest.approx(sum(v for k, v in cpu.items() if k != "total"), abs=1e-3)
     evaluated = runs.evaluate(summary["checkpoint"], "--episodes=32", "--greedy")
     assert evaluated["episodes"] >= 32
     assert 0 <= evaluated["mean_return"] <= 1

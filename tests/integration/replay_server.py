@@ -77,11 +77,11 @@ class ReplayServer:
                 assert time.monotonic() < deadline, self.log()
                 time.sleep(0.005)
 
-    def health(self) -> int | None:
+    def health(self, service: str = "") -> int | None:
         with rpc.channel(self.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
-                request = health_pb2.HealthCheckRequest()
+                request = health_pb2.HealthCheckRequest(service=service)
                 return int(stub.Check(request, timeout=2, wait_for_ready=True).status)
             except grpc.RpcError:
                 return None

@@ -67,7 +67,7 @@ def test_insert_sample_update_and_status(make: Make) -> None:
     stub = server.stub()
     stream = InsertCall(server)
     first = stream.receive()
-    assert (first.sequence, first.window_bytes, first.max_item_bytes) == (0, 1 << 20, 4 << 30)
+    assert (first.sequence, first.window_bytes, first.max_item_bytes) == (0, 4 << 20, 7 << 29)
     assert stream.insert(1, [1, 2, 3, 4], block=b"abcdefgh") == 1
     response = stub.Sample(sample_request(64), timeout=TIMEOUT)
     header = response.header

@@ -159,6 +159,8 @@ def test_recovery_reports_progress_and_calls_are_told_to_wait(
     while (health := server.health()) != health_pb2.HealthCheckResponse.SERVING:
         if health != health_pb2.HealthCheckResponse.NOT_SERVING:
             continue
+        # It is not ready, but nothing that a restart would help.
+        assert server.health("liveness") == health_pb2.HealthCheckResponse.SERVING
         status = server.full_status()
         told |= status.recovering
         try:
@@ -170,6 +172,8 @@ def test_recovery_reports_progress_and_calls_are_told_to_wait(
         assert code is grpc.StatusCode.UNAVAILABLE
         assert "is recovering: " in details
     assert server.status().items == 299_000
+    for service in ("seedpod.replay.v1.ReplayService", "liveness"):
+        assert server.health(service) == health_pb2.HealthCheckResponse.SERVING
 
 
 class Feeder:

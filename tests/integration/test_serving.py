@@ -246,10 +246,11 @@ def test_streams_cancelled_while_they_open_leave_no_live_group() -> None:
         assert learner.transport.leases.live_groups == 0
 
 
-def test_health(learner: Learner) -> None:
+@pytest.mark.parametrize("service", ["", "seedpod.inference.v1.InferenceService", "liveness"])
+def test_health(learner: Learner, service: str) -> None:
     stub = health_pb2_grpc.HealthStub(learner.channel)
-    request = health_pb2.HealthCheckRequest(service="seedpod.inference.v1.InferenceService")
-    response = stub.Check(request, timeout=TIMEOUT)
+    request = health_pb2.HealthCheckRequest(service=service)
+    response = stub.Check(request, timeout=TIMEOUT, wait_for_ready=True)
     assert response.status == health_pb2.HealthCheckResponse.SERVING
 
 

@@ -22,13 +22,16 @@ from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
 from services.learner.unrolls import UnrollAssembler
 from services.local import cli
+from services.replay import status
+from services.replay.host import TableHost
+from services.replay.recovery import Progress, Recovered
 from services.shared import config
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.replay import Field, ReplayClient, SequenceLayout
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "k8s/README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -68,6 +71,8 @@ class _Service:
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
         self.statistics = Statistics(2, registry)
+        self.live_actors = 1
+        self.checkpoint_saved_at = 0.0
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
         self.training = types.SimpleNamespace(
@@ -83,19 +88,30 @@ class _Service:
 
 @pytest.fixture(scope="module")
 def metrics() -> set[str]:
-    """Names of all metrics and samples of a learner and an actor."""
+    """Names of all metrics and samples of a learner, an actor and a replay service."""
     reports = Reports(config.LearnerConfig(metrics_port=None))
     reports.serve_metrics(_Service(reports.registry))  # type: ignore[arg-type]
     texts = [prometheus_client.generate_latest(reports.registry).decode()]
     actor = ActorMetrics(0, "127.0.0.1")
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{actor.port}/metrics") as response:
-            texts.append(response.read().decode())
+        texts.append(_read_metrics(actor.port))
     finally:
         actor.close()
+    settings = config.ReplayConfig(metrics_port=0)
+    host = TableHost("t", config.TableConfig(), config.PersistenceConfig(), 0, 1)
+    host.recovered(Recovered())
+    texts.append(
+        _read_metrics(status.serve_metrics(settings, {"t": host}, Progress(), lambda: True))
+    )
     names = set(re.findall(r"^(?:# (?:HELP|TYPE) )?(seedpod_\w+)", "\n".join(texts), re.MULTILINE))
-    assert {"seedpod_frames_per_second", "seedpod_actor_workers"} <= names
+    assert {"seedpod_frames_per_second", "seedpod_actor_workers", "seedpod_replay_items"} <= names
     return names
+
+
+def _read_metrics(port: int | None) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+    return text
 
 
 @pages
@@ -128,10 +144,24 @@ def _exists(keys: list[str], model: type[pydantic.BaseModel]) -> bool:
 
 @pages
 def test_settings_exist(page: str) -> None:
-    named = set(re.findall(r"\b(?<![./])(?:actor|learner|replay|local)(?:\.\w+)+", _code(page)))
+    sections = "actor|learner|replay|local|experiment|global|monitoring|selftest"
+    named = set(re.findall(rf"\b(?<![./-])(?:{sections})(?:\.\w+)+", _code(page)))
     names = {name for name in named if not name.endswith((".log", ".py", ".yaml"))}
-    unknown = [name for name in names if not _exists(name.split("."), config.Experiment)]
+    unknown = [name for name in names if not (_is_setting(name) or _is_chart_value(name))]
     assert not unknown
+
+
+def _is_setting(name: str) -> bool:
+    return _exists(name.removeprefix("experiment.").split("."), config.Experiment)
+
+
+def _is_chart_value(name: str) -> bool:
+    node = yaml.safe_load((ROOT / "helm/seedpod/values.yaml").read_text())
+    for key in name.split("."):
+        if not isinstance(node, dict) or key not in node:
+            return False
+        node = node[key]
+    return True
 
 
 def _code(page: str) -> str:
@@ -141,12 +171,16 @@ def _code(page: str) -> str:
 def test_the_readme_names_settings() -> None:
     assert "learner.metrics_port" in _code("README.md")
     assert not _exists(["learner", "no_such_key"], config.Experiment)
+    assert _is_chart_value("actor.autoscaling.hpa.enabled")
+    assert not _is_chart_value("actor.autoscaling.hpa.no_such_key")
     assert _exists(["learner", "vtrace", "entropy", "cost", "initial"], config.Experiment)
 
 
 @pages
 def test_overrides_are_valid(page: str) -> None:
-    found = re.findall(r"--set (?:'([^']+)'|(\S+=\S+))", _code(page))
+    # Those of helm are tested with the chart.
+    code = "\n".join(line for line in _commands(page) if not line.startswith("helm "))
+    found = re.findall(r"--set (?:'([^']+)'|(\S+=\S+))", code)
     for quoted, plain in found:
         config.load("cartpole", [quoted or plain])
 
@@ -184,7 +218,7 @@ def _help(subcommand: str) -> str:
 @pages
 def test_options_of_the_command_exist(page: str) -> None:
     for line in _commands(page):
-        command = re.search(r"\bseedpod (\w+)( .*|)$", line)
+        command = re.search(r"^(?:\S*/)?seedpod (\w+)( .*|)$", line)
         if command is None:
             continue
         text = _help(command[1])
@@ -214,7 +248,7 @@ def test_links_resolve(page: str) -> None:
 @pages
 def test_named_files_and_modules_exist(page: str) -> None:
     for span in _spans(page):
-        if re.fullmatch(r"(services|tests|examples|scripts|protos|docs)/[\w./-]+", span):
+        if re.fullmatch(r"(services|tests|examples|scripts|protos|docs|helm|k8s)/[\w./-]+", span):
             assert (ROOT / span).exists(), span
         for module in re.findall(r"\b(?:python -m |)((?:services|tests|examples)(?:\.\w+)+)", span):
             assert _is_module(module), span

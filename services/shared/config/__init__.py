@@ -5,6 +5,7 @@ place where settings and their defaults are defined. A key that is not here is r
 """
 
 from services.shared.config.actor import ActorConfig
+from services.shared.config.base import TlsConfig
 from services.shared.config.experiment import (
     SCHEMA_VERSION,
     ConfigError,
@@ -41,6 +42,7 @@ __all__ = [
     "ReplayConfig",
     "ScheduleConfig",
     "TableConfig",
+    "TlsConfig",
     "VtraceConfig",
     "dump",
     "load",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pydantic
 
-from services.shared.config.base import Model, Port, Positive, PositiveInt
+from services.shared.config.base import Model, Port, Positive, PositiveInt, TlsConfig
 
 
 class ActorConfig(Model):
@@ -43,6 +43,9 @@ class ActorConfig(Model):
     start_attempts: PositiveInt = pydantic.Field(
         default=3,
         description="An environment that fails to start this often in a row ends the actor.",
+    )
+    tls: TlsConfig | None = pydantic.Field(
+        default=None, description="Files of the service's certificate. Default: no encryption."
     )
     metrics_port: Port | None = pydantic.Field(
         default=None, description="Prometheus port; 0: any free one; null: none."

@@ -20,3 +20,11 @@ class Model(pydantic.BaseModel):
     """Frozen; a key that it does not have is refused."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class TlsConfig(Model):
+    """Mutual TLS: each side shows a certificate, and trusts those of one authority."""
+
+    certificate: str = pydantic.Field(description="PEM file of this service's certificate.")
+    key: str = pydantic.Field(description="PEM file of its private key.")
+    authority: str = pydantic.Field(description="PEM file of the certificates that are trusted.")

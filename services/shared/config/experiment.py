@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import pathlib
+import re
 from typing import Any, Literal, TypeVar
 
 import pydantic
@@ -17,6 +18,15 @@ from services.shared.config.replay import ReplayConfig
 SCHEMA_VERSION = 1
 
 _Model = TypeVar("_Model", bound=Model)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, which takes `1e-7` for a string; Helm writes numbers in this form."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 class ConfigError(ValueError):
@@ -140,7 +150,7 @@ def _read(source: str) -> dict[str, Any]:
     else:
         raise ConfigError(f"experiment {source!r} is neither a .yaml file nor one of {presets()}")
     try:
-        document = yaml.safe_load(text)
+        document = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: not YAML: {error}") from None
     if not isinstance(document, dict):
@@ -160,6 +170,6 @@ def _apply(document: dict[str, Any], override: str) -> None:
             raise ConfigError(f"override {override!r}: {parent} is {child!r}, not a mapping")
         node = child
     try:
-        node[last] = yaml.safe_load(text)
+        node[last] = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"override {override!r}: value is not YAML: {error}") from None

@@ -15,6 +15,7 @@ from services.shared.config.base import (
     Port,
     Positive,
     PositiveInt,
+    TlsConfig,
 )
 
 
@@ -169,6 +170,9 @@ class LearnerConfig(Model):
 
     address: str = pydantic.Field(
         default="localhost:50051", description="host:port to serve on; port 0: any free one."
+    )
+    tls: TlsConfig | None = pydantic.Field(
+        default=None, description="Files of the service's certificate. Default: no encryption."
     )
     metrics_port: Port | None = pydantic.Field(
         default=9100, description="Prometheus port; 0: any free one; null: none."

@@ -6,7 +6,15 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from services.shared.config.base import MEBIBYTE, Model, NonNegative, Port, Positive, PositiveInt
+from services.shared.config.base import (
+    MEBIBYTE,
+    Model,
+    NonNegative,
+    Port,
+    Positive,
+    PositiveInt,
+    TlsConfig,
+)
 
 TableName = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -82,7 +90,9 @@ class ReplayConfig(Model):
     )
     persistence: PersistenceConfig = PersistenceConfig()
     insert_window_bytes: PositiveInt = pydantic.Field(
-        default=MEBIBYTE, description="What one writer may send without acknowledgement."
+        default=4 * MEBIBYTE,
+        description="What one writer may send without acknowledgement; less if all of them"
+        " together could send more than a sixteenth of the table's max_bytes.",
     )
     reply_bytes: PositiveInt = pydantic.Field(
         default=4 * MEBIBYTE,
@@ -94,6 +104,9 @@ class ReplayConfig(Model):
     )
     keepalive_seconds: Positive = pydantic.Field(
         default=5.0, description="A client silent for twice this time is disconnected."
+    )
+    tls: TlsConfig | None = pydantic.Field(
+        default=None, description="Files of the service's certificate. Default: no encryption."
     )
     metrics_port: Port | None = pydantic.Field(
         default=None, description="Prometheus port; 0: any free one; null: none."

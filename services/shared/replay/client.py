@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.shared import rpc
+from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay.connection import SERVICE, LoopThread, to_proto
 from services.shared.replay.inserting import ShardInserter
@@ -31,9 +32,10 @@ class ReplayClient:
         addresses: Sequence[str],
         layout: SequenceLayout,
         table: str = "sequences",
-        message_bytes: int = _MEBIBYTE // 2,
+        message_bytes: int = _MEBIBYTE,
         max_pending_bytes: int = 64 * _MEBIBYTE,
         keepalive_seconds: float = 5.0,
+        tls: TlsConfig | None = None,
     ) -> None:
         """Prepares the client.
 
@@ -45,6 +47,7 @@ class ReplayClient:
           max_pending_bytes: What may wait for each shard, acknowledgement included, before
             writers wait; what a lost service can cost.
           keepalive_seconds: A silent service is given up after twice this time.
+          tls: This client's certificate; None: no encryption.
         """
         if not addresses:
             raise ValueError("addresses is empty, allowed: one or more")
@@ -57,7 +60,7 @@ class ReplayClient:
         self._inserters: list[ShardInserter] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._settings = message_bytes, max_pending_bytes
-        self._thread.call(self._connect(keepalive_seconds))
+        self._thread.call(self._connect(keepalive_seconds, tls))
 
     def __enter__(self) -> ReplayClient:
         return self
@@ -150,6 +153,10 @@ class ReplayClient:
         """Items that the shards have; any thread may ask."""
         return sum(inserter.acknowledged_items for inserter in self._inserters)
 
+    def server_cpu_seconds(self) -> float:
+        """CPU seconds that the shards have used since there is a sampler; any thread may ask."""
+        return max((sampler.server_cpu_seconds() for sampler in self._samplers), default=0.0)
+
     def statistics(self) -> dict[str, int]:
         """Counts of this client, for metrics."""
         return {
@@ -164,9 +171,10 @@ class ReplayClient:
         """Ends all streams; what is not acknowledged may be lost, see `flush`."""
         self._thread.call(self._disconnect())
 
-    async def _connect(self, keepalive_seconds: float) -> None:
+    async def _connect(self, keepalive_seconds: float, tls: TlsConfig | None) -> None:
         self._channels = [
-            (address, rpc.aio_channel(address, keepalive_seconds)) for address in self._addresses
+            (address, rpc.aio_channel(address, keepalive_seconds, tls))
+            for address in self._addresses
         ]
 
     def _started_inserters(self) -> list[ShardInserter]:

@@ -32,11 +32,15 @@ class StepBuffer:
     def __init__(self, layout: SequenceLayout, capacity: int) -> None:
         """Makes room for `capacity` steps."""
         self.steps = 0
-        self._large = [np.zeros((capacity, *f.shape), f.dtype) for f in layout.large]
-        self._records = np.zeros(capacity, layout.record)
-        self._by_name: Tensors = dict(zip((f.name for f in layout.large), self._large, strict=True))
+        large = [np.zeros((capacity, *f.shape), f.dtype) for f in layout.large]
+        records = np.zeros(capacity, layout.record)
+        self._by_name: Tensors = dict(zip((f.name for f in layout.large), large, strict=True))
         for name in layout.record.names or ():
-            self._by_name[name] = self._records[name]
+            self._by_name[name] = records[name]
+        streams = [records, *large] if layout.record.names else large
+        # The bytes of each step, [capacity, bytes].
+        self._streams = [s.reshape(capacity, -1).view(np.uint8) for s in streams]
+        self._header = struct.Struct(f"<{1 + len(streams)}I")
 
     def append(self, step: dict[str, Any]) -> None:
         """Copies one step: a value or array for each field.
@@ -63,22 +67,19 @@ class StepBuffer:
     def encode(self) -> bytes:
         """The steps as a block; the buffer is empty then."""
         count, self.steps = self.steps, 0
-        streams = [] if not self._records.dtype.names else [self._records[:count]]
-        streams += [array[:count] for array in self._large]
         header = [count]
         parts: list[Any] = []
-        for stream in streams:
-            data = stream.reshape(-1).view(np.uint8)
-            compressed = None
-            if data.nbytes >= _LEAST_COMPRESSED_BYTES:
-                compressed = cramjam.lz4.compress_block(data.data, store_size=False)
-            if compressed is not None and len(compressed) <= data.nbytes * _WORTHWHILE:
-                parts.append(compressed)
-                header.append(len(compressed) << 1 | 1)
-            else:
-                parts.append(data)
-                header.append(data.nbytes << 1)
-        return b"".join((struct.pack(f"<{len(header)}I", *header), *parts))
+        for stream in self._streams:
+            part: Any = stream[:count]
+            size = part.nbytes
+            header.append(size << 1)
+            if size >= _LEAST_COMPRESSED_BYTES:
+                compressed = cramjam.lz4.compress_block(part.data, store_size=False)
+                if len(compressed) <= size * _WORTHWHILE:
+                    part = compressed
+                    header[-1] = len(compressed) << 1 | 1
+            parts.append(part)
+        return b"".join((self._header.pack(*header), *parts))
 
 
 def encode_context(layout: SequenceLayout, context: dict[str, Any]) -> bytes:
@@ -143,22 +144,30 @@ class BatchBuffer:
         count, *sizes = self._header.unpack_from(block)
         low, high = max(at, 0), min(at + count, length)
         position = self._header.size
+        if low >= high:
+            return int(count)
         for target, size in zip(self._targets, sizes, strict=True):
             stream = block[position : position + (size >> 1)]
             position += size >> 1
-            if low >= high:
-                continue
-            if not size & 1:
-                part = np.frombuffer(stream, target.dtype)
-                part = part.reshape((count, *target.shape[2:]))
-                target[row, low:high] = part[low - at : high - at]
-            elif high - low == count:
+            if size & 1 and high - low == count:
                 _decompress(stream, target[row, low:high])
+                continue
+            shape = (count, *target.shape[2:])
+            if size & 1:
+                part = np.empty(shape, target.dtype)
+                _decompress(stream, part)
             else:
-                scratch = np.empty((count, *target.shape[2:]), target.dtype)
-                _decompress(stream, scratch)
-                target[row, low:high] = scratch[low - at : high - at]
+                part = _view(stream, target.dtype, shape)
+            target[row, low:high] = part[low - at : high - at]
         return int(count)
+
+
+def _view(stream: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    try:
+        return np.frombuffer(stream, dtype).reshape(shape)
+    except ValueError:
+        text = f"a stream has {len(stream)} bytes, expected {dtype} {shape}"
+        raise MalformedBlock(text) from None
 
 
 def _decompress(stream: memoryview, target: npt.NDArray[Any]) -> None:

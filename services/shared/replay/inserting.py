@@ -34,6 +34,8 @@ _MESSAGE_HEAD_BYTES = 80
 
 _log = logging.getLogger(__name__)
 
+Item = tuple[list[int], int, int, float]
+
 
 @dataclasses.dataclass(slots=True)
 class Unit:
@@ -41,25 +43,24 @@ class Unit:
 
     Attributes:
       blocks: Bytes by id.
-      items: (block ids, offset, length, priority) each.
+      item: Block ids, offset, length and priority; None: only blocks are released.
       released: Ids of blocks that no later item refers to.
       bytes: What it takes in a message, at most.
     """
 
     blocks: dict[int, bytes]
-    items: list[tuple[tuple[int, ...], int, int, float]]
+    item: Item | None
     released: list[int]
     bytes: int = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         # Never less than what it adds to a message, so that the limits hold for what is sent.
-        self.bytes = (
-            _MESSAGE_HEAD_BYTES
-            + sum(map(len, self.blocks.values()))
-            + 12 * len(self.blocks)
-            + 8 * len(self.released)
-            + sum(20 + 8 * len(item[0]) for item in self.items)
-        )
+        size = _MESSAGE_HEAD_BYTES + 12 * len(self.blocks) + 8 * len(self.released)
+        for data in self.blocks.values():
+            size += len(data)
+        if self.item is not None:
+            size += 20 + 8 * len(self.item[0])
+        self.bytes = size
 
 
 @dataclasses.dataclass(slots=True)
@@ -137,7 +138,10 @@ class ShardInserter:
                 f"{size} bytes at once for {self.address}, whose table has {self._max_item_bytes}"
             )
         with self._room:
-            if not self._room.wait_for(lambda: self.error or self._has_room(unit), timeout):
+            has_room = self._has_room(unit) or self._room.wait_for(
+                lambda: self.error or self._has_room(unit), timeout
+            )
+            if not has_room:
                 raise ReplayTimeout(
                     f"{self.address}: {self.waiting_bytes} bytes wait for {timeout} s already"
                     f" (max_pending_bytes {self._max_pending_bytes}): {self._last_problem}"
@@ -205,15 +209,12 @@ class ShardInserter:
             # Reading its status raises what went wrong.
             raise asyncio.InvalidStateError
         answer = replay_pb2.InsertResponse.FromString(first)
-        self._window = answer.window_bytes
         self._max_item_bytes = answer.max_item_bytes
-        # A table has room for several messages, or each would push everything out.
-        self._message_bytes = min(self._message_bytes, answer.max_item_bytes // 4)
         if not self.is_usable:
             _log.info("connected to %s again", self.address)
         self.is_usable = True
         self._last_problem = "waiting for the service"
-        self._acknowledge(answer.sequence)
+        self._acknowledge(answer)
         await self._send_again(call)
         reading = asyncio.ensure_future(self._read(call))
         reading.add_done_callback(lambda _: self._wake.set())
@@ -241,13 +242,14 @@ class ShardInserter:
 
     async def _read(self, call: Any) -> None:
         while (data := await call.read()) is not grpc.aio.EOF:
-            self._acknowledge(replay_pb2.InsertResponse.FromString(data).sequence)
+            self._acknowledge(replay_pb2.InsertResponse.FromString(data))
             self._wake.set()
         raise asyncio.InvalidStateError
 
-    def _acknowledge(self, sequence: int) -> None:
+    def _acknowledge(self, answer: replay_pb2.InsertResponse) -> None:
         with self._room:
-            while self._sent and self._sent[0].sequence <= sequence:
+            self._window = answer.window_bytes
+            while self._sent and self._sent[0].sequence <= answer.sequence:
                 sent = self._sent.popleft()
                 self._sent_bytes -= len(sent.message)
                 self.acknowledged_items += sent.items
@@ -261,15 +263,14 @@ class ShardInserter:
         units: list[Unit] = []
         size = 0
         with self._room:
-            if len(self._sent) >= _MESSAGES_ON_THEIR_WAY and (
-                self._pending_bytes < self._message_bytes
-            ):
+            # Of several messages on their way one is being inserted while the next comes in.
+            limit = min(self._message_bytes, self._window // _MESSAGES_ON_THEIR_WAY)
+            if len(self._sent) >= _MESSAGES_ON_THEIR_WAY and self._pending_bytes < limit:
                 return None
             while self._pending:
                 unit_bytes = self._pending[0].bytes
                 if (units or self._sent) and (
-                    size + unit_bytes > self._message_bytes
-                    or self._sent_bytes + size + unit_bytes > self._window
+                    size + unit_bytes > limit or self._sent_bytes + size + unit_bytes > self._window
                 ):
                     break
                 units.append(self._pending.popleft())
@@ -279,7 +280,7 @@ class ShardInserter:
                 return None
             self._sequence += 1
             blocks = {key: data for unit in units for key, data in unit.blocks.items()}
-            items = [item for unit in units for item in unit.items]
+            items = [unit.item for unit in units if unit.item is not None]
             released = [key for unit in units for key in unit.released]
             message = _message(self._sequence, blocks, items, released)
             sent = _Sent(self._sequence, message, blocks, released, len(items))
@@ -293,7 +294,9 @@ class ShardInserter:
 
     def _has_room(self, unit: Unit) -> bool:
         waiting = self.waiting_bytes
-        return not (waiting and unit.items) or waiting + unit.bytes <= self._max_pending_bytes
+        if not waiting or unit.item is None:
+            return True
+        return waiting + unit.bytes <= self._max_pending_bytes
 
     def _fail(self, error: str) -> None:
         with self._room:
@@ -306,7 +309,7 @@ class ShardInserter:
 def _message(
     sequence: int,
     blocks: dict[int, bytes],
-    items: list[tuple[tuple[int, ...], int, int, float]],
+    items: list[Item],
     released: list[int],
 ) -> bytes:
     parts = list(blocks.values())

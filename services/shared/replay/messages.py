@@ -76,10 +76,12 @@ def array(field: bytes, dtype: type[_Scalar], name: str) -> npt.NDArray[_Scalar]
     Raises:
       MalformedMessage: It is not a whole number of elements.
     """
-    size = np.dtype(dtype).itemsize
-    if len(field) % size:
-        raise MalformedMessage(f"{name} has {len(field)} bytes, allowed: a multiple of {size}")
-    return np.frombuffer(field, dtype)
+    try:
+        return np.frombuffer(field, dtype)
+    except ValueError:
+        size = np.dtype(dtype).itemsize
+        text = f"{name} has {len(field)} bytes, allowed: a multiple of {size}"
+        raise MalformedMessage(text) from None
 
 
 def _parse(data: bytes, kind: type[_Head]) -> _Head:
@@ -100,6 +102,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
+    if at < len(message) and message[at] < 0x80:
+        return message[at], at + 1
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):

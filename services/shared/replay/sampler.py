@@ -8,6 +8,7 @@ the importance weights are exact for what was really done, however old the total
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -51,6 +52,9 @@ class Batch:
     lengths: npt.NDArray[np.int32]
     steps: Tensors
     context: Tensors
+
+
+_Returned = tuple[npt.NDArray[np.uint64], npt.NDArray[np.int32], npt.NDArray[np.float64]]
 
 
 class _Ticket:
@@ -108,6 +112,7 @@ class Sampler:
             for index, (address, channel) in enumerate(channels)
         ]
         self._unplaced: list[Part] = []
+        self._returned: collections.deque[_Returned] = collections.deque()
         self._tasks = [asyncio.ensure_future(shard.run()) for shard in self._shards]
         self._tasks.append(asyncio.ensure_future(self._look_after()))
 
@@ -124,7 +129,10 @@ class Sampler:
             raise ReplayTimeout(f"no batch within {timeout} s: {self._describe()}") from None
 
     def update_priorities(self, batch: Batch, priorities: npt.ArrayLike) -> None:
-        """Returns new priorities of a batch's items; they travel with the next request.
+        """Returns new priorities of a batch's items.
+
+        They travel with the request that `next` makes; if it is not called they go alone, within
+        a second.
 
         Args:
           batch: Any earlier one.
@@ -138,11 +146,16 @@ class Sampler:
             raise ValueError(
                 f"priorities are {values}, allowed: {batch.keys.shape}, finite, 0 or more"
             )
-        self._thread.loop.call_soon_threadsafe(self._update, batch.keys, batch.shards, values)
+        # Not handed over to the loop: waking its thread would cost more than all the rest.
+        self._returned.append((batch.keys, batch.shards, values))
 
     def reconnects(self) -> int:
         """Streams that were lost so far."""
         return sum(shard.reconnects for shard in self._shards)
+
+    def server_cpu_seconds(self) -> float:
+        """CPU seconds that the shards have used while this sampler looked."""
+        return sum(shard.server_cpu_seconds for shard in self._shards)
 
     async def close(self) -> None:
         """Ends the streams."""
@@ -152,6 +165,7 @@ class Sampler:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _next(self) -> Batch:
+        self._send_returned()
         if self._held is not None:
             self._free.append(self._held)
             self._held = None
@@ -183,16 +197,13 @@ class Sampler:
             return True
         return bool(self._tickets) and not self._tickets[0].missing
 
-    def _update(
-        self,
-        keys: npt.NDArray[np.uint64],
-        shards: npt.NDArray[np.int32],
-        priorities: npt.NDArray[np.float64],
-    ) -> None:
-        for index, shard in enumerate(self._shards):
-            mine = shards == index
-            if mine.any():
-                shard.update(keys[mine], priorities[mine])
+    def _send_returned(self) -> None:
+        while self._returned:
+            keys, shards, priorities = self._returned.popleft()
+            for index, shard in enumerate(self._shards):
+                mine = shards == index
+                if mine.any():
+                    shard.update(keys[mine], priorities[mine])
 
     def _ask(self) -> None:
         """Keeps `depth` batches on their way."""
@@ -261,11 +272,7 @@ class Sampler:
         buffer, first = ticket.buffer, part.first_row
         if assembly is None:
             assembly = Assembly(head.header)
-
-        def decode(item: int, blocks: list[memoryview], offset: int, length: int) -> None:
-            buffer.decode_item(first + item, blocks, offset, length)
-
-        assembly.take(head.first_block, payload, decode)
+        assembly.take(head.first_block, payload, buffer, first)
         if head.last:
             assembly.check_complete()
             rows = slice(first, first + part.count)
@@ -297,6 +304,7 @@ class Sampler:
             able = [shard.can_sample for shard in self._shards]
             shards = self._shards if not all(able) or len(able) > 1 else []
             await asyncio.gather(*(s.refresh() for s in shards if s.is_up))
+            self._send_returned()
             self._ask()
             async with self._changed:
                 self._changed.notify_all()

@@ -20,12 +20,10 @@ import numpy.typing as npt
 
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
-from services.shared.replay.codec import MalformedBlock
+from services.shared.replay.codec import BatchBuffer, MalformedBlock
 from services.shared.replay.connection import FATAL, SERVICE, describe
 from services.shared.rpc import Backoff
 
-# Priorities travel with the next request; if none follows, they go alone after this time.
-_UPDATE_DELAY_SECONDS = 0.02
 _STATUS_TIMEOUT_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -56,52 +54,56 @@ class Assembly:
         self.times_sampled = messages.array(header.times_sampled, np.uint32, "times_sampled")
         self.offsets = messages.array(header.item_offsets, np.uint32, "item_offsets").tolist()
         self.lengths = messages.array(header.item_lengths, np.uint32, "item_lengths").tolist()
-        counts = messages.array(header.item_block_counts, np.uint32, "item_block_counts").tolist()
-        flat = messages.array(header.item_blocks, np.uint32, "item_blocks").tolist()
+        counts = messages.array(header.item_block_counts, np.uint32, "item_block_counts")
+        blocks = messages.array(header.item_blocks, np.uint32, "item_blocks")
+        stops = np.cumsum(counts, dtype=np.int64)
+        starts = stops - counts
+        # Blocks come in order: an item is complete when its last one is there.
+        last = np.maximum.reduceat(blocks, starts)
+        order = np.argsort(last, kind="stable")
+        self._order = list(zip(order.tolist(), last[order].tolist(), strict=True))
+        self._decoded = 0
+        self._starts, self._stops = starts.tolist(), stops.tolist()
+        self._blocks = blocks.tolist()
         self._sizes = messages.array(header.block_bytes, np.uint32, "block_bytes").tolist()
-        self._views: list[memoryview | None] = [None] * len(self._sizes)
-        self._blocks: list[list[int]] = []
-        self._users: list[list[int]] = [[] for _ in self._sizes]
-        self._missing: list[int] = []
-        at = 0
-        for item, count in enumerate(counts):
-            blocks = flat[at : at + count]
-            at += count
-            self._blocks.append(blocks)
-            needed = set(blocks)
-            self._missing.append(len(needed))
-            for block in needed:
-                self._users[block].append(item)
+        self._views: list[memoryview] = []
 
-    def take(self, first_block: int, payload: memoryview, decode: Callable[..., None]) -> None:
+    def take(
+        self, first_block: int, payload: memoryview, buffer: BatchBuffer, first_row: int
+    ) -> None:
         """Takes a message's blocks, and decodes the items that are complete.
 
         Args:
           first_block: Of the payload.
           payload: Whole blocks.
-          decode: Called with item, blocks, offset and length.
+          buffer: Takes the items.
+          first_row: Of the first item in the buffer.
 
         Raises:
-          MalformedBlock: From `decode`, or if the payload does not have its blocks.
+          MalformedBlock: An item is none, or the payload does not have its blocks.
         """
-        at, block = 0, first_block
-        while at < len(payload):
-            size = self._sizes[block]
-            self._views[block] = payload[at : at + size]
+        views = self._views
+        if first_block != len(views):
+            raise MalformedBlock(f"block {first_block} came after {len(views)} blocks")
+        at = 0
+        for size in self._sizes[first_block:]:
+            if at == len(payload):
+                break
+            views.append(payload[at : at + size])
             at += size
-            for item in self._users[block]:
-                self._missing[item] -= 1
-                if not self._missing[item]:
-                    views = [self._views[b] for b in self._blocks[item]]
-                    decode(item, views, self.offsets[item], self.lengths[item])
-            block += 1
         if at != len(payload):
-            raise MalformedBlock(f"a payload of {len(payload)} bytes ends within block {block - 1}")
+            raise MalformedBlock(f"a payload has {len(payload)} bytes, its blocks {at}")
+        for item, last in self._order[self._decoded :]:
+            if last >= len(views):
+                break
+            used = [views[b] for b in self._blocks[self._starts[item] : self._stops[item]]]
+            buffer.decode_item(first_row + item, used, self.offsets[item], self.lengths[item])
+            self._decoded += 1
 
     def check_complete(self) -> None:
         """Raises MalformedBlock unless all items were decoded."""
-        if any(self._missing):
-            raise MalformedBlock(f"{sum(map(bool, self._missing))} items lack blocks")
+        if missing := len(self._order) - self._decoded:
+            raise MalformedBlock(f"{missing} items lack blocks")
 
 
 class ShardSampler:
@@ -116,6 +118,7 @@ class ShardSampler:
       error: Set once it has refused this client for good.
       problem: What went wrong last.
       reconnects: Count.
+      server_cpu_seconds: What the shard has used since the first answer.
     """
 
     def __init__(
@@ -144,6 +147,8 @@ class ShardSampler:
         self.error: str | None = None
         self.problem = "not connected yet"
         self.reconnects = 0
+        self.server_cpu_seconds = 0.0
+        self._last_cpu_seconds: float | None = None
         self._stream = channel.stream_stream(SERVICE + "StreamSamples")
         self._status = channel.unary_unary(SERVICE + "GetStatus")
         self._opening = opening
@@ -165,9 +170,9 @@ class ShardSampler:
         self._wake.set()
 
     def update(self, keys: npt.NDArray[np.uint64], priorities: npt.NDArray[np.float64]) -> None:
-        """Sends priorities [u], with the next request if it comes soon."""
+        """Sends priorities [u], with a request if one is made at the same time."""
         self._updates.append((keys, priorities))
-        asyncio.get_running_loop().call_later(_UPDATE_DELAY_SECONDS, self._wake.set)
+        self._wake.set()
 
     async def refresh(self) -> None:
         """Asks how much the shard has."""
@@ -176,10 +181,19 @@ class ShardSampler:
         except grpc.aio.AioRpcError as error:
             self.problem = describe(error)
             return
-        for table in replay_pb2.GetStatusResponse.FromString(data).tables:
+        status = replay_pb2.GetStatusResponse.FromString(data)
+        self._count_cpu(status.cpu_seconds)
+        for table in status.tables:
             if table.name == self._opening.table:
                 self.items, self.total_priority = table.items, table.total_priority
                 self.min_size = table.min_size_to_sample
+
+    def _count_cpu(self, seconds: float) -> None:
+        """Adds what has come since the last answer; a restarted service begins at 0 again."""
+        if self._last_cpu_seconds is not None:
+            begun_anew = seconds < self._last_cpu_seconds
+            self.server_cpu_seconds += seconds - (0.0 if begun_anew else self._last_cpu_seconds)
+        self._last_cpu_seconds = seconds
 
     async def run(self) -> None:
         """Connects and samples until it is cancelled or refused."""

@@ -58,12 +58,13 @@ class SlotWriter:
         self._block_length = block_length
         self._buffer = StepBuffer(layout, block_length)
         self._blocks: collections.deque[_Block] = collections.deque()
+        self._block_steps = 0
         self._released: dict[int, list[int]] = collections.defaultdict(list)
 
     @property
     def steps(self) -> int:
         """Steps that an item may still have: at most max_length and what its block has more."""
-        return sum(block.steps for block in self._blocks) + self._buffer.steps
+        return self._block_steps + self._buffer.steps
 
     def append(self, step: dict[str, Any]) -> None:
         """Adds a step: a value or array for each field; it is copied."""
@@ -99,9 +100,8 @@ class SlotWriter:
         if not count:
             return
         self._blocks.append(_Block(next(self._ids), self._buffer.encode(), count, set()))
-        total = self.steps
-        while total - self._blocks[0].steps >= self._max_length:
-            total -= self._blocks[0].steps
+        self._block_steps += count
+        while self._block_steps - self._blocks[0].steps >= self._max_length:
             self._forget_oldest()
 
     def create_item(
@@ -128,12 +128,12 @@ class SlotWriter:
           ReplayTimeout: There was no room in time; the item was not made. The same call may be
             made again, or the item left out.
         """
-        if not 1 <= length <= min(self._max_length, self.steps):
+        longest = min(self._max_length, self.steps)
+        if not 1 <= length <= longest:
             raise ValueError(
-                f"length is {length}, allowed: 1 to {min(self._max_length, self.steps)}, the"
-                " steps there are and max_length"
+                f"length is {length}, allowed: 1 to {longest}, the steps there are and max_length"
             )
-        if not (math.isfinite(priority) and priority >= 0):
+        if not 0 <= priority < math.inf:
             raise ValueError(f"priority is {priority}, allowed: finite, 0 or more")
         self.cut()
         used: list[_Block] = []
@@ -153,7 +153,7 @@ class SlotWriter:
             blocks[number] = encode_context(self._layout, context or {})
             references.append(number)
             released = [*released, number]
-        unit = Unit(blocks, [(tuple(references), -missing, length, priority)], released)
+        unit = Unit(blocks, (references, -missing, length, priority), released)
         self._shards[shard].submit(unit, timeout)
         self._released[shard] = []
         self.rerouted_items += shard != self._home
@@ -171,10 +171,11 @@ class SlotWriter:
             self._forget_oldest()
         for shard in list(self._released):
             if released := self._released.pop(shard):
-                self._shards[shard].submit(Unit({}, [], released), None)
+                self._shards[shard].submit(Unit({}, None, released), None)
 
     def _forget_oldest(self) -> None:
         block = self._blocks.popleft()
+        self._block_steps -= block.steps
         for shard in block.shards:
             self._released[shard].append(block.number)
 

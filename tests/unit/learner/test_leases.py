@@ -122,3 +122,32 @@ def test_the_end_of_the_leased_slots_follows_the_leases() -> None:
     clock.now = 60.0
     table.expire()  # a: the highest slot stays leased
     assert (table.slots_end, table.leased_slots) == (7, 4)
+
+
+def test_an_actor_service_counts_once_while_any_of_its_workers_has_a_stream() -> None:
+    table, clock = _table()
+    first = table.join("pod-a/0", 2, 1, "")
+    second = table.join("pod-a/1", 1, 1, "")
+    other = table.join("pod-b/0", 1, 1, "")
+    unnamed = table.join("", 1, 1, "")
+    assert table.live_actors == 0  # leases alone do not act
+    groups = [table.open(first.token, 0, 0), table.open(first.token, 1, 0)]
+    assert table.live_actors == 1
+    groups.append(table.open(second.token, 0, 0))
+    assert table.live_actors == 1
+    table.open(other.token, 0, 0)
+    table.open(unnamed.token, 0, 0)
+    assert table.live_actors == 3
+    for group in groups[:2]:
+        table.close(group.number, group.epoch)
+    assert table.live_actors == 3
+    table.close(groups[2].number, groups[2].epoch)
+    assert table.live_actors == 2
+    # A stream that replaces another of its group changes nothing.
+    table.open(other.token, 0, 1)
+    assert table.live_actors == 2
+    table.join("pod-b/0", 1, 1, other.token)
+    assert table.live_actors == 1
+    clock.now = 100.0
+    assert len(table.expire()) == 3
+    assert table.live_actors == 1

@@ -122,6 +122,33 @@ def test_the_bottleneck(busy: dict[str, float], part: str) -> None:
     assert s.bottleneck() == part
 
 
+@pytest.mark.parametrize(
+    ("actors", "busy", "wanted"),
+    [
+        (4, {}, 4),  # nothing measured yet
+        (0, {}, 1),
+        (4, {"training": 0.45, "inference": 0.3}, 8),  # 4 x 0.9 / 0.45
+        (4, {"training": 0.1, "inference": 0.72}, 5),  # 4 x 0.9 / 0.72
+        (4, {"training": 0.9, "inference": 0.3}, 4),
+        (4, {"training": 1.0, "inference": 0.3}, 3.6),  # 4 x 0.9 / 1
+        (4, {"training": 0.2, "inference": 0.96}, 3.75),  # 4 x 0.9 / 0.96
+        # Groups are held back: training does not take what there is, whatever it looks like.
+        (4, {"training": 0.45, "held": 2.0}, 4),
+        (4, {"training": 0.45, "held": 0.4}, 8),  # now and then one is
+        (4, {"training": 0.45, "replay": 0.8}, 4),
+        (1, {"training": 1.0}, 1),  # never none
+    ],
+)
+def test_actors_wanted(actors: int, busy: dict[str, float], wanted: float) -> None:
+    clock = Clock()
+    s = statistics()
+    s._busy = {name: Rate(clock) for name in s._busy}
+    clock.now = 10.0
+    for name, share in busy.items():
+        s.observe_busy(name, 10.0 * share)
+    assert s.actors_wanted(actors) == pytest.approx(wanted)
+
+
 def test_evaluation_slots_are_counted_on_their_own() -> None:
     s = Statistics(3, CollectorRegistry(), evaluation_slots=1)
     assert math.isnan(s.evaluation_return)

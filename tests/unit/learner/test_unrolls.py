@@ -183,3 +183,9 @@ def test_an_unroll_is_safe_from_the_moment_it_is_complete() -> None:
     batch = harness.assembler.gather(b)
     assert batch.observation[0][0, 1:, 0].tolist() == [4, 5, 6, 7, 8]
     assert batch.initial_state[0].tolist() == [[4]]
+
+
+def test_the_bound_of_the_policy_lag() -> None:
+    # The cartpole preset: 16 slots with one unroll waiting and one under way, batches of 4.
+    assert unrolls.policy_lag_bound(16, 4, unrolls_per_slot=1, sample_reuse=1) == 9
+    assert unrolls.policy_lag_bound(6, 4, unrolls_per_slot=2, sample_reuse=3) == 3 * (3 * 6 / 4 + 1)

@@ -39,7 +39,7 @@ def test_the_newest_run_is_of_the_experiment_and_was_run_last(tmp_path: pathlib.
     (tmp_path / "football-20261129-200000").mkdir()  # never began
     newest = launcher.newest_run(tmp_path, "football")
     assert newest.name == "football-20261129-190000"
-    with pytest.raises(LaunchError, match=r"no run of 'cartpole' in .* to resume"):
+    with pytest.raises(LaunchError, match=r"no run of 'cartpole' in .*/"):
         launcher.newest_run(tmp_path, "cartpole")
 
 

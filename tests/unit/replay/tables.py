@@ -32,7 +32,8 @@ def fill(table: Table, priorities: Any, block: bytes = b"12345678") -> list[int]
         chunk=chunk,
         generations=np.arange(first, first + count, dtype=np.uint64),
     )
-    table.check_items(items)
+    table.check_priorities(items.priorities)
+    table.check_sizes(items)
     table.insert(items)
     table.blocks.release(rows)
     present = {int(key) >> PLACE_BITS: int(key) for key in table.state()["keys"].tolist()}

@@ -85,7 +85,7 @@ def test_damage_is_noticed() -> None:
         [block[:-20], context],
         [context],
     ):
-        with pytest.raises((MalformedBlock, ValueError)):
+        with pytest.raises(MalformedBlock):
             target.decode_item(0, blocks, 0, 40)
     with pytest.raises(MalformedBlock, match="41 steps from 0 on has 40"):
         target.decode_item(0, [block, context], 0, 41)

@@ -18,7 +18,7 @@ LAYOUT = Layout("bytes", 1)
 
 def make_host(**table: Any) -> TableHost:
     config = TableConfig.model_validate(table)
-    host = TableHost("t", config, PersistenceConfig(), seed=0)
+    host = TableHost("t", config, PersistenceConfig(), 0, 1 << 20)
     host.recovered(Recovered())
     return host
 

@@ -35,7 +35,7 @@ def run(
     async def main() -> tuple[Progress, Any]:
         config = TableConfig.model_validate(table)
         persistence = PersistenceConfig(directory=str(folder), segment_bytes=segment_bytes)
-        host = TableHost("t", config, persistence, seed=0)
+        host = TableHost("t", config, persistence, 0, 1 << 20)
         progress = Progress()
         directory = folder / "t"
         directory.mkdir(exist_ok=True)

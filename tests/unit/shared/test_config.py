@@ -121,3 +121,13 @@ def test_wrong_sequences_are_refused(
     config.load(source)
     with pytest.raises(config.ConfigError, match=message):
         config.load(source, overrides)
+
+
+def test_numbers_with_an_exponent_are_numbers(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(
+        "actor: {environment: any, environment_arguments: {a: 1e-07, b: -2E+3, c: 1e, d: x1e5}}"
+    )
+    arguments = config.load(str(path), ["actor.environment_arguments.e=5e2"]).actor
+    expected = {"a": 1e-7, "b": -2000.0, "c": "1e", "d": "x1e5", "e": 500.0}
+    assert arguments.environment_arguments == expected

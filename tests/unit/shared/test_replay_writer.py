@@ -98,7 +98,9 @@ def test_an_item_between_cuts_has_no_step_too_many() -> None:
     writer.extend(make_steps(7, 15))
     writer.create_item(8, 1.0, {"state": [0, 0, 0]})
     # 4 + 1 steps, then 2 and 4 + 4.
-    (first, *_), (last, *_) = (unit.items for unit in shard.units)
+    first, last = (unit.item for unit in shard.units)
+    assert first is not None
+    assert last is not None
     assert (len(first[0]) - 1, *first[1:3]) == (2, 0, 5)
     assert (len(last[0]) - 1, *last[1:3]) == (2, 0, 8)
     assert writer.steps == 8
@@ -129,7 +131,8 @@ def test_an_item_without_room_can_be_made_again_or_left_out() -> None:
             for unit in shard.units:
                 assert not known.keys() & unit.blocks.keys()  # no block twice
                 known.update(unit.blocks)
-                for references, offset, steps, _ in unit.items:
+                if unit.item is not None:
+                    references, offset, steps, _ = unit.item
                     views = [memoryview(known[number]) for number in references]
                     target.decode_item(0, views, offset, steps)
                     begin = int(target.context["state"][0, 0])

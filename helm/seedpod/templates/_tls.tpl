@@ -1,0 +1,39 @@
+{{/* Takes root and component. */}}
+{{- define "seedpod.tlsSecret" -}}
+{{- .root.Values.tls.existingSecret | default (printf "%s-%s-tls" (include "seedpod.fullname" .root) .component) }}
+{{- end }}
+
+{{/* The setting that makes a component use its certificate. */}}
+{{- define "seedpod.tlsArgument" -}}
+--set={{ . }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt}
+{{- end }}
+
+{{/* Names that a component is called by. Takes root and component. */}}
+{{- define "seedpod.hostNames" -}}
+{{- $service := printf "%s-%s.%s.svc" (include "seedpod.fullname" .root) .component .root.Release.Namespace }}
+{{- list $service (printf "*.%s" $service) | toYaml }}
+{{- end }}
+
+{{/*
+A probe. The kubelet's own gRPC probes know no TLS: with it, a process in the container asks.
+Takes root, component and probe.
+*/}}
+{{- define "seedpod.probe" -}}
+{{- if and .root.Values.tls.enabled .probe.grpc }}
+{{- $name := printf "%s-%s" (include "seedpod.fullname" .root) .component }}
+exec:
+  command:
+    - python
+    - -m
+    - services.shared.probe
+    - --address=localhost:{{ .probe.grpc.port }}
+    - --service={{ .probe.grpc.service }}
+    - --tls=/etc/seedpod-tls
+    - --server-name={{ printf "%s-0.%s.%s.svc" $name $name .root.Release.Namespace }}
+# Python's start takes most of it.
+timeoutSeconds: {{ max 10 (.probe.timeoutSeconds | default 1) }}
+{{ omit .probe "grpc" "timeoutSeconds" | toYaml }}
+{{- else }}
+{{- toYaml .probe }}
+{{- end }}
+{{- end }}

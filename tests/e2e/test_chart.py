@@ -1,0 +1,132 @@
+"""The chart's pods, run as processes: their commands, arguments, ports and probes fit together."""
+
+from __future__ import annotations
+
+import functools
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.shared import rpc
+from tests.e2e import runs
+from tests.integration.replay_server import free_port
+from tests.unit.chart import chart
+
+SERVICES = ("replay", "learner", "actor")
+
+
+class Pods:
+    """One process for each pod; what the cluster would resolve or mount is on this machine."""
+
+    def __init__(self, folder: pathlib.Path, objects: list[chart.Object]) -> None:
+        self._folder = folder
+        self.objects = objects
+        document = chart.find(objects, "ConfigMap", "-experiment")["data"]["experiment.yaml"]
+        (folder / "experiment.yaml").write_text(document)
+        self._ports = {50051: free_port(), 50052: free_port()}
+        self._replacements = {
+            "/etc/seedpod/": f"{folder}/",
+            "/etc/seedpod-tls": f"{folder}/tls",
+            "/var/lib/seedpod/": f"{folder}/data/",
+            "run-seedpod-replay-0.run-seedpod-replay.ns.svc": "127.0.0.1",
+            "run-seedpod-learner.ns.svc": "127.0.0.1",
+            "0.0.0.0": "127.0.0.1",
+            "$(POD_NAME)": "run-seedpod-actor-abc",
+            **{f":{port}": f":{here}" for port, here in self._ports.items()},
+        }
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def command(self, component: str) -> list[str]:
+        c = chart.container(self.objects, component)
+        # Without a command of the chart's it is the image's entrypoint.
+        command = c.get("command", ["python", "-m", f"services.{component}"])
+        return self._here([*command, *c["args"]], {"=9100": f"={free_port()}"})
+
+    def _here(self, command: list[str], more: dict[str, str]) -> list[str]:
+        """The command with this machine's Python, addresses and folders."""
+        arguments = command[1:]
+        for there, here in {**self._replacements, **more}.items():
+            # A certificate's name stays what it is.
+            arguments = [
+                a if a.startswith("--server-name=") else a.replace(there, here) for a in arguments
+            ]
+        return [sys.executable, *arguments]
+
+    def start(self, component: str) -> None:
+        with (self._folder / f"{component}.log").open("wb") as log:
+            self.processes[component] = subprocess.Popen(
+                self.command(component), stdout=log, stderr=log
+            )
+
+    def log(self, component: str) -> str:
+        return (self._folder / f"{component}.log").read_text()
+
+    def probe(self, component: str, kind: str) -> bool:
+        assert self.processes[component].poll() is None, self.log(component)
+        probe = chart.container(self.objects, component)[f"{kind}Probe"]
+        if "exec" in probe:
+            command = self._here(probe["exec"]["command"], {"localhost": "127.0.0.1"})
+            return subprocess.run(command, timeout=60).returncode == 0
+        spec: dict[str, Any] = probe["grpc"]
+        with rpc.channel(f"127.0.0.1:{self._ports[spec['port']]}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest(service=spec["service"])
+            try:
+                status = stub.Check(request, timeout=5, wait_for_ready=True).status
+            except grpc.RpcError:
+                return False
+        return bool(status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def write_certificates(folder: pathlib.Path) -> None:
+    """One for all pods, with the names that the chart asks cert-manager for."""
+    made = chart.render(
+        *("experiment:memory-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),
+        "tls.certManager.issuerRef.name=ours",
+    )
+    names = [n for o in chart.find_all(made, "Certificate") for n in o["spec"]["dnsNames"]]
+    authority = trustme.CA()
+    certificate = authority.issue_cert(*names, "127.0.0.1")
+    folder.mkdir()
+    certificate.private_key_pem.write_to_path(folder / "tls.key")
+    certificate.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+    authority.cert_pem.write_to_path(folder / "ca.crt")
+
+
+@pytest.mark.parametrize("tls", [(), ("tls.enabled=true", "tls.existingSecret=mine")])
+def test_the_pods_train_together_and_end_in_order(
+    tls: tuple[str, ...], tmp_path: pathlib.Path
+) -> None:
+    write_certificates(tmp_path / "tls")
+    pods = Pods(tmp_path, chart.render("experiment:memory-r2d2", "actor.replicas=1", *tls))
+    try:
+        # The actor first: it waits for the learner, the learner for replay.
+        for component in reversed(SERVICES):
+            pods.start(component)
+        for component in ("learner", "replay"):
+            for kind in ("startup", "liveness", "readiness"):
+                probe = functools.partial(pods.probe, component, kind)
+                runs.wait_for(probe, f"{component} {kind}")
+        selftest = subprocess.run(pods.command("test"), capture_output=True, text=True, timeout=180)
+        assert selftest.returncode == 0, selftest.stderr + pods.log("learner")
+        assert "gave a sequence of" in selftest.stderr
+        for component in reversed(SERVICES):
+            pods.processes[component].send_signal(signal.SIGTERM)
+        for component, process in pods.processes.items():
+            grace = chart.pods(pods.objects)[component]["terminationGracePeriodSeconds"]
+            assert process.wait(timeout=grace) == 0, pods.log(component)
+    finally:
+        for process in pods.processes.values():
+            process.kill()
+            process.wait()
+    data = tmp_path / "data" / "memory-r2d2"
+    assert list((data / "checkpoints").glob("checkpoint-*"))
+    assert list((data / "tensorboard").iterdir())
+    assert list((data / "replay").iterdir())
