@@ -5,11 +5,13 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 EXPERIMENT ?= football
 ARGS ?=
+# Of the container images: see scripts/build-images.
+export IMAGE_PREFIX TAG LEARNER_VARIANT BUILD_OPTIONS
 PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
-.PHONY: help setup protos tools schema manifests lint type test train selftest
-.PHONY: bench-atari bench-football bench-replay clean
+.PHONY: help setup protos tools schema manifests lint type test test-images images train
+.PHONY: selftest bench-atari bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,8 +24,8 @@ protos: $(STUBS) ## Generate the gRPC stubs from protos/.
 $(STUBS): $(PROTOS) scripts/generate-stubs
 	@PYTHON=$(PYTHON) scripts/generate-stubs
 
-tools: setup ## Fetch helm and kubectl into build/tools.
-	@scripts/fetch-helm
+tools: setup ## Fetch helm, kubectl, Prometheus into build/tools.
+	@scripts/fetch-tools
 
 schema: setup ## Generate what in helm/seedpod follows from the code: schema, experiments.
 	@$(PYTHON) scripts/generate-chart
@@ -31,10 +33,11 @@ schema: setup ## Generate what in helm/seedpod follows from the code: schema, ex
 manifests: tools ## Render k8s/manifests, the chart without Helm.
 	@scripts/render-manifests
 
-lint: setup ## Check style, the contracts in protos/ and who imports whom.
+lint: setup ## Check style, Dockerfiles, the contracts in protos/ and who imports whom.
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/buf lint protos
+	$(VENV)/bin/hadolint services/*/Dockerfile
 	@scripts/check-contract
 	$(VENV)/bin/lint-imports
 
@@ -43,6 +46,12 @@ type: setup ## Check the types.
 
 test: tools ## Run the tests (ARGS: pytest's arguments).
 	@exec $(PYTHON) -m pytest $(ARGS)
+
+test-images: setup ## Build the container images and let them train together (needs Docker).
+	@exec $(PYTHON) -m pytest tests/containers $(ARGS)
+
+images: ## Build the container images (IMAGE_PREFIX, TAG, LEARNER_VARIANT: see docs/images.md).
+	@scripts/build-images
 
 train: setup ## Train an agent (EXPERIMENT: a name or file; ARGS: see `seedpod train --help`).
 	@exec $(VENV)/bin/seedpod train --experiment $(EXPERIMENT) $(ARGS)
@@ -60,5 +69,5 @@ bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
 
 clean: ## Remove what the other targets made here (the engine's wheel cache stays).
-	rm -rf $(VENV) build services/shared/generated seedpod.egg-info
+	rm -rf $(VENV) build wheels services/shared/generated seedpod.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

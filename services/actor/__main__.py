@@ -8,9 +8,7 @@ import os
 import socket
 import sys
 
-from services.actor.cores import usable_cores
-from services.actor.supervisor import Supervisor
-from services.shared import config, processes
+from services.shared import processes
 
 
 def main() -> int:
@@ -20,6 +18,11 @@ def main() -> int:
       The exit status: 0 when training is finished or on SIGTERM, 1 if the environments cannot
       be started or the learner refuses them, 2 for an experiment that is not valid.
     """
+    processes.exit_on_sigterm()
+    from services.actor.supervisor import Supervisor
+    from services.shared import config
+    from services.shared.cores import usable_cores
+
     parser = argparse.ArgumentParser(prog="python -m services.actor", description=__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
     parser.add_argument(

@@ -8,11 +8,15 @@ import os
 import signal
 import sys
 
-from services.shared import config, processes
+from services.shared import processes
 
 
 def main() -> int:
     """Runs the service; the last line on stdout is a JSON summary of the run."""
+    # Until the service is there, which takes seconds, nothing needs saving.
+    processes.exit_on_sigterm()
+    from services.shared import config
+
     parser = argparse.ArgumentParser(prog="python -m services.learner", description=main.__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")
@@ -42,8 +46,6 @@ def main() -> int:
         # time. The C library reads it at the start of a process only.
         os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
         os.execv(sys.executable, [sys.executable, "-m", "services.learner", *sys.argv[1:]])
-    # Until the service is there, which takes seconds, nothing needs saving.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow takes seconds to import; a wrong experiment is refused before that.
     from services.learner import devices

@@ -20,11 +20,11 @@ from typing import Any
 
 import grpc
 
-from services.actor.cores import usable_cores
 from services.learner import checkpoint
 from services.local import view
 from services.local.process import LaunchError, Service
 from services.shared import config, rpc
+from services.shared.cores import usable_cores
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 _STOP_SECONDS = 30.0

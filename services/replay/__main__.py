@@ -7,8 +7,7 @@ import asyncio
 import logging
 import sys
 
-from services.replay import server
-from services.shared import config, processes
+from services.shared import processes
 
 
 def main() -> int:
@@ -17,6 +16,10 @@ def main() -> int:
     Returns:
       The exit status: 0 on SIGTERM, 2 if it cannot start with these settings.
     """
+    processes.exit_on_sigterm()
+    from services.replay import server
+    from services.shared import config
+
     parser = argparse.ArgumentParser(prog="python -m services.replay", description=__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides")

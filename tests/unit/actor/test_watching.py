@@ -1,12 +1,10 @@
-"""Hung calls, limits of containers, heartbeats and what is said about waiting."""
+"""Hung calls, heartbeats and what is said about waiting."""
 
 import logging
-import pathlib
 
 import pytest
 
 from services.actor import waiting
-from services.actor.cores import usable_cores
 from services.actor.metrics import ActorMetrics
 from services.actor.supervision import Heartbeat, Receiver
 from services.actor.watchdog import Abandoned, Watchdog
@@ -25,21 +23,6 @@ def test_a_call_belongs_to_one_side_only() -> None:
     watchdog.end(quick)
     with pytest.raises(Abandoned):
         watchdog.end(slow)
-
-
-def test_container_limits(tmp_path: pathlib.Path) -> None:
-    everything = usable_cores(tmp_path)
-    assert everything >= 1
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
-    assert usable_cores(tmp_path) == everything
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
-    assert usable_cores(tmp_path) == 1
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert usable_cores(tmp_path) == everything
-    (tmp_path / "cpu.max").write_text("100000 100000\n")
-    assert usable_cores(tmp_path) == 1
 
 
 def test_heartbeats_arrive_in_pieces() -> None:

@@ -1,4 +1,7 @@
-"""How many CPU cores this process may use, container limits included."""
+"""How many CPU cores this process may use, container limits included.
+
+Actors start a worker for each of them, the learner sizes TensorFlow's thread pools by them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ def usable_cores(cgroup: pathlib.Path = _CGROUP) -> int:
     """The number of cores, at least 1.
 
     A container's CPU limit is a quota of time that the scheduling affinity does not show; a
-    worker for each core of the whole node would only take turns.
+    worker or thread for each core of the whole node would only take turns.
     """
     cores = len(os.sched_getaffinity(0))
     quota = _quota(cgroup)
