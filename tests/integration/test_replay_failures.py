@@ -14,8 +14,16 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
+from services.shared import rpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
-from services.shared.replay import ReplayClient, ReplayTimeout, Sampler, SlotWriter
+from services.shared.replay import (
+    Field,
+    ReplayClient,
+    ReplayTimeout,
+    Sampler,
+    SequenceLayout,
+    SlotWriter,
+)
 from services.shared.replay.connection import to_proto
 from tests.integration.replay_clients import (
     SMALL,
@@ -261,6 +269,25 @@ def test_a_lost_service_costs_no_more_than_the_stated_bound(make: Make) -> None:
         client.flush(TIMEOUT)
         assert client.shards_away == 0
         assert server.status().items > 10
+
+
+def test_all_slots_blocks_together_may_exceed_a_message(make: Make) -> None:
+    """A new connection needs them all again; random bytes do not shrink."""
+    server = make(persist=False)
+    mebibyte = 1 << 20
+    layout = SequenceLayout((Field("frame", "uint8", (mebibyte,)),))
+    frame = np.random.default_rng(0).integers(0, 256, mebibyte, np.uint8)
+    slots = rpc.MAX_MESSAGE_BYTES // mebibyte + 1
+    with ReplayClient([server.address], layout, keepalive_seconds=1.0) as client:
+        writers = [client.writer(slot, 2, 1) for slot in range(slots)]
+        for expected in (slots, 1):
+            for writer in writers[:expected]:
+                writer.append({"frame": frame})
+                writer.create_item(1, 1.0, timeout=TIMEOUT)
+            client.flush(TIMEOUT)
+            assert server.status().items == expected
+            server.kill()
+            server.start()
 
 
 def test_an_item_that_timed_out_is_made_by_trying_again(make: Make) -> None:

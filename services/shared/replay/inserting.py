@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
@@ -234,9 +235,8 @@ class ShardInserter:
 
     async def _send_again(self, call: Any) -> None:
         """Brings a new stream to where the last one was."""
-        if self._kept:
-            message = _message(0, self._kept, [], [])
-            await call.write(message)
+        for blocks in _portions(self._kept, self._message_bytes):
+            await call.write(_message(0, blocks, [], []))
         for sent in self._sent:
             await call.write(sent.message)
 
@@ -304,6 +304,20 @@ class ShardInserter:
             self.is_usable = False
             self._room.notify_all()
         _log.error("%s", error)
+
+
+def _portions(blocks: dict[int, bytes], most_bytes: int) -> Iterator[dict[int, bytes]]:
+    """The blocks in portions of up to so many bytes: all slots' together may exceed a message."""
+    portion: dict[int, bytes] = {}
+    size = 0
+    for key, data in blocks.items():
+        if portion and size + len(data) > most_bytes:
+            yield portion
+            portion, size = {}, 0
+        portion[key] = data
+        size += len(data)
+    if portion:
+        yield portion
 
 
 def _message(
