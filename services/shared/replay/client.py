@@ -141,12 +141,25 @@ class ReplayClient:
 
     @property
     def shards_away(self) -> int:
-        """Shards that cannot be written to at this moment; the others may be slow all the same.
+        """Shards that cannot be written to at this moment, 0 before the first writer.
 
-        Says whether a `create_item` that timed out found the service away, or waits for the rate
-        limiter. Any thread may ask; nothing waits. 0 before the first writer.
+        Any thread may ask; nothing waits.
         """
         return sum(not inserter.is_usable for inserter in self._inserters)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no shard at all can be written to at this moment.
+
+        Says whether a `create_item` that timed out found the service away, or waits for the rate
+        limiter. Any thread may ask; nothing waits. False before the first writer.
+        """
+        return 0 < len(self._inserters) == self.shards_away
+
+    @property
+    def waiting_items(self) -> int:
+        """Items that the shards which are there do not have yet; any thread may ask."""
+        return sum(i.waiting_items for i in self._inserters if i.is_usable)
 
     @property
     def acknowledged_items(self) -> int:

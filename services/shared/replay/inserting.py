@@ -80,7 +80,7 @@ class ShardInserter:
       address: Of the shard.
       is_usable: Connected, or not known to be away.
       error: Set once the service has refused this client for good.
-      acknowledged_items, reconnects: Counts.
+      submitted_items, acknowledged_items, reconnects: Counts.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ShardInserter:
         self.address = address
         self.is_usable = True
         self.error: str | None = None
-        self.acknowledged_items = self.reconnects = 0
+        self.submitted_items = self.acknowledged_items = self.reconnects = 0
         self._call = channel.stream_stream(SERVICE + "Insert")
         self._opening = replay_pb2.InsertOpen()
         self._opening.CopyFrom(opening)
@@ -151,6 +151,7 @@ class ShardInserter:
                 raise ReplayError(self.error)
             self._pending.append(unit)
             self._pending_bytes += size
+            self.submitted_items += unit.item is not None
             wake, self._wake_is_due = not self._wake_is_due, True
         if wake:
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -169,6 +170,11 @@ class ShardInserter:
                 )
             if self.error:
                 raise ReplayError(self.error)
+
+    @property
+    def waiting_items(self) -> int:
+        """Not acknowledged yet."""
+        return self.submitted_items - self.acknowledged_items
 
     @property
     def waiting_bytes(self) -> int:
