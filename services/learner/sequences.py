@@ -46,11 +46,7 @@ from services.shared.specs import EnvironmentSpec, StepType
 
 _TAKE_SECONDS = 0.2
 _ROOM_SECONDS = 0.2
-_AHEAD_SECONDS = 0.002
 _WARN_SECONDS = 30.0
-# Sequences of this many batches may be on their way; with more, actors would run ahead of what
-# the rate limiter allows.
-_BATCHES_AHEAD = 2
 # Attributes of `RecordBatch` that a sequence holds for each step, beside the observation.
 _STEP_FIELDS = (
     "action",
@@ -184,7 +180,6 @@ class SequenceSender:
         self._length = self._context + r2d2.burn_in + config.unroll_length + 1
         self._runs_in_sequence = (r2d2.burn_in + config.unroll_length) // r2d2.replay_period
         self._most_at_once = config.batch_size
-        self._most_ahead = _BATCHES_AHEAD * config.batch_size
         self._history = _History(slots, config.unroll_length + 1, agent.parameter_size)
         # Number of the record that a slot's next run begins with, if nothing comes between.
         self._next: IntArray = np.full(slots, -1, np.int64)
@@ -293,10 +288,6 @@ class SequenceSender:
         """
         started = time.monotonic()
         while not self._stop.is_set():
-            # Replay, though it is there, has not taken what was sent long ago.
-            if self._client.waiting_items >= self._most_ahead:
-                self._stop.wait(_AHEAD_SECONDS)
-                continue
             away = self._client.is_away
             try:
                 self._writers[slot].create_item(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import pathlib
 import threading
 import time
@@ -320,6 +322,42 @@ def test_an_item_that_timed_out_is_made_by_trying_again(make: Make) -> None:
         assert server.status().inserted_items == 53
         sampler = client.sampler(8, 8)
         check_batch(sampler.next(TIMEOUT), 8)
+
+
+def test_rate_limiters_of_unequal_shards_do_not_wait_for_each_other(make: Make) -> None:
+    """Slots feed both shards alike, but three samples of four come from one."""
+    limits = {"samples_per_insert": 2.0, "error_buffer": 16.0, "min_size_to_sample": 4}
+    servers = [make(name, persist=False, priority_exponent=1.0, **limits) for name in "ab"]
+    addresses = [server.address for server in servers]
+    with ReplayClient(addresses, SMALL, max_waiting_items=4) as client:
+        sampler = client.sampler(8, 1)
+        stop = threading.Event()
+
+        def feed() -> None:
+            writers = [client.writer(slot, 1, 1) for slot in range(2)]
+            for n in itertools.count():
+                writers[n % 2].append(step(n % 2, n))
+                made = False
+                while not made and not stop.is_set():
+                    with contextlib.suppress(ReplayTimeout):
+                        priority = 1.0 if n % 2 else 3.0
+                        writers[n % 2].create_item(1, priority, {"state": [n % 2, n]}, 0.2)
+                        made = True
+                if stop.is_set():
+                    return
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        try:
+            for _ in range(100):  # many times the error buffers
+                sampler.next(TIMEOUT)
+        finally:
+            stop.set()
+            feeder.join(TIMEOUT)
+        for server in servers:
+            status = server.status()
+            difference = 2 * status.inserted_items - status.sampled_items
+            assert 8 - 16 <= difference <= 8 + 16 + 2
 
 
 def test_shards_are_sampled_by_their_priority_and_one_may_fail(make: Make) -> None:

@@ -90,6 +90,7 @@ class ShardInserter:
         opening: replay_pb2.InsertOpen,
         message_bytes: int,
         max_pending_bytes: int,
+        max_waiting_items: int | None,
     ) -> None:
         """Prepares; `run` connects.
 
@@ -99,6 +100,7 @@ class ShardInserter:
           opening: Table and layout.
           message_bytes: Where a message is cut.
           max_pending_bytes: What may wait here, acknowledgement included, before `submit` blocks.
+          max_waiting_items: The same in items, while the shard is there.
         """
         self.address = address
         self.is_usable = True
@@ -110,6 +112,7 @@ class ShardInserter:
         self._opening.writer_id = secrets.randbits(64)
         self._message_bytes = message_bytes
         self._max_pending_bytes = max_pending_bytes
+        self._max_waiting_items = max_waiting_items
         self._loop = asyncio.get_running_loop()
         self._room = threading.Condition()
         self._pending: collections.deque[Unit] = collections.deque()
@@ -145,7 +148,8 @@ class ShardInserter:
             if not has_room:
                 raise ReplayTimeout(
                     f"{self.address}: {self.waiting_bytes} bytes wait for {timeout} s already"
-                    f" (max_pending_bytes {self._max_pending_bytes}): {self._last_problem}"
+                    f" (max_pending_bytes {self._max_pending_bytes}, max_waiting_items"
+                    f" {self._max_waiting_items}): {self._last_problem}"
                 )
             if self.error:
                 raise ReplayError(self.error)
@@ -302,6 +306,9 @@ class ShardInserter:
         waiting = self.waiting_bytes
         if not waiting or unit.item is None:
             return True
+        most = self._max_waiting_items
+        if most is not None and self.is_usable and self.waiting_items >= most:
+            return False
         return waiting + unit.bytes <= self._max_pending_bytes
 
     def _fail(self, error: str) -> None:
