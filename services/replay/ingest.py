@@ -134,10 +134,14 @@ class HeldBlocks:
         try:
             table.check_sizes(items)
         except StatusError:
-            self.release(table, x.block_ids)
-            table.blocks.release_users(np.full(len(items), chunk))
+            self.withdraw(table, x, items)
             raise
         return items
+
+    def withdraw(self, table: Table, x: Insertion, items: ItemArrays) -> None:
+        """Takes back what `take` did; the items were not inserted."""
+        self.release(table, x.block_ids)
+        table.blocks.release_users(np.full(len(items), items.chunk))
 
     def release(self, table: Table, ids: KeyArray) -> None:
         """Gives blocks up; unknown ids are ignored."""
