@@ -217,6 +217,11 @@ class SequenceSender:
         """
         slots = np.array([run.slot for run in runs], np.int64)
         trained = np.flatnonzero(slots >= self._evaluation_slots)
+        if not len(trained) and not self._statistics.steps:
+            self._warn(
+                f"only evaluation slots play so far (learner.r2d2.evaluation_slots"
+                f" {self._evaluation_slots}): nothing is learned from them"
+            )
         while len(trained):
             # A slot may have two runs here; the second one's turn comes after the first.
             _, first = np.unique(slots[trained], return_index=True)
@@ -286,9 +291,9 @@ class SequenceSender:
         The `steps` that are new in it count only then: while replay is away, training shall not
         come nearer to its end.
         """
-        started = time.monotonic()
         while not self._stop.is_set():
             away = self._client.is_away
+            started = time.monotonic()
             try:
                 self._writers[slot].create_item(
                     self._length, priority, self._states[slot][0], 0.0 if away else _ROOM_SECONDS
@@ -296,15 +301,16 @@ class SequenceSender:
             except ReplayTimeout as error:
                 if away:  # inference shall not wait for it
                     self.dropped += 1
-                    self._warn(error)
+                    self._warn(f"{self.dropped} sequences dropped so far: {error}")
                     break
             else:
                 self._statistics.add_steps(steps, self._spec)
                 self.sent += 1
                 break
-        self._statistics.observe_busy("replay", time.monotonic() - started)
+            finally:
+                self._statistics.observe_busy("replay", time.monotonic() - started)
 
-    def _warn(self, error: ReplayTimeout) -> None:
+    def _warn(self, message: str) -> None:
         if time.monotonic() >= self._next_warning:
             self._next_warning = time.monotonic() + _WARN_SECONDS
-            _log.warning("%d sequences dropped so far: %s", self.dropped, error)
+            _log.warning("%s", message)

@@ -207,6 +207,16 @@ def test_evaluation_slots_send_nothing_and_count_nothing(make: Make) -> None:
     assert learner.harness.statistics.frames == 18 - 2
 
 
+def test_nothing_but_evaluation_slots_is_said(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    learner = make(slots=1, evaluation_slots=1)
+    learner.play(9)
+    assert learner.harness.statistics.frames == 0
+    deadline = time.monotonic() + TIMEOUT
+    while "only evaluation slots play so far" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_inference_goes_on_while_replay_is_away(
     make: Make, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
