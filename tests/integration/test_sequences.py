@@ -48,7 +48,9 @@ class RewardSum:
 class Learner:
     """The harness's inference, a sender and a sampler of the oldest items, each once."""
 
-    def __init__(self, servers: list[ReplayServer], slots: int = 2, **r2d2: Any) -> None:
+    def __init__(
+        self, servers: list[ReplayServer], slots: int = 2, leased: int = 2, **r2d2: Any
+    ) -> None:
         r2d2 = {"burn_in": BURN_IN, "replay_period": PERIOD, "n_steps": 1, **r2d2}
         self.harness = Harness(
             slots=slots,
@@ -59,7 +61,7 @@ class Learner:
             inference_batch_size=slots,
             r2d2=r2d2,
         )
-        (self.group,) = self.harness.lease(1, slots)
+        (self.group,) = self.harness.lease(1, min(slots, leased))
         config = self.harness.config
         self.client = ReplayClient(
             [server.address for server in servers],
@@ -208,7 +210,7 @@ def test_evaluation_slots_send_nothing_and_count_nothing(make: Make) -> None:
 
 
 def test_nothing_but_evaluation_slots_is_said(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    learner = make(slots=1, evaluation_slots=1)
+    learner = make(slots=2, leased=1, evaluation_slots=1)
     learner.play(9)
     assert learner.harness.statistics.frames == 0
     deadline = time.monotonic() + TIMEOUT
