@@ -14,6 +14,7 @@ from services.replay.table import Table
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
 from services.shared.rpc import StatusError
+from services.shared.varint import MalformedMessage
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ def parse(message: bytes) -> Insertion:
             payload=payload,
             message_bytes=len(message),
         )
-    except messages.MalformedMessage as error:
+    except MalformedMessage as error:
         raise invalid(f"not an InsertRequest: {error}") from None
     _check_lengths(insertion)
     return insertion
