@@ -10,8 +10,8 @@ export IMAGE_PREFIX TAG LEARNER_VARIANT BUILD_OPTIONS
 PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
-.PHONY: help setup protos tools schema manifests lint type test test-images images train selftest
-.PHONY: bench-atari bench-football bench-replay clean
+.PHONY: help setup protos tools schema manifests lint type test test-images images train
+.PHONY: selftest bench-atari bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,8 @@ protos: $(STUBS) ## Generate the gRPC stubs from protos/.
 $(STUBS): $(PROTOS) scripts/generate-stubs
 	@PYTHON=$(PYTHON) scripts/generate-stubs
 
-tools: setup ## Fetch helm and kubectl into build/tools.
-	@scripts/fetch-helm
+tools: setup ## Fetch helm, kubectl, Prometheus into build/tools.
+	@scripts/fetch-tools
 
 schema: setup ## Generate what in helm/seedpod follows from the code: schema, experiments.
 	@$(PYTHON) scripts/generate-chart

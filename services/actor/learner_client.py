@@ -22,7 +22,10 @@ from services.shared import rpc
 from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
-_JOIN_TIMEOUT_SECONDS = 30.0
+# The first Join waits for the network to be built. A call that was given up would keep its slots
+# for the grace period, and they are the first ones, which R2D2 evaluates; a learner that is away is
+# noticed by keepalive long before.
+_JOIN_TIMEOUT_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
 

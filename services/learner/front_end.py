@@ -35,6 +35,7 @@ from services.shared import processes, rpc, wire
 from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.rpc import StatusError
+from services.shared.varint import MalformedMessage
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 # The learner answers a Join when its network is built, which the first Join sets off.
@@ -142,7 +143,7 @@ class FrontEnd:
             raise StatusError(grpc.StatusCode.ABORTED, "a newer stream has taken this group over")
         try:
             request = wire.read_act_request(message)
-        except wire.MalformedMessage as error:
+        except MalformedMessage as error:
             raise invalid(f"not an ActRequest: {error}") from None
         counters[1] += 1
         counters[2] += len(message)

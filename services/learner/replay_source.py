@@ -11,7 +11,7 @@ import numpy as np
 
 from services.learner.trainer import TrainingBatch, Update
 from services.learner.unrolls import RecordBatch, context_length, stack_index
-from services.shared.replay import Batch, ReplayTimeout, Sampler
+from services.shared.replay import Batch, ReplayError, ReplayTimeout, Sampler
 from services.shared.specs import EnvironmentSpec
 
 _SAMPLE_SECONDS = 0.5
@@ -34,7 +34,11 @@ class ReplaySource:
         self._batch: Batch | None = None
 
     def next(self, ended: Callable[[], bool]) -> TrainingBatch | None:
-        """See `trainer.BatchSource`; while replay is away it waits, and says so."""
+        """See `trainer.BatchSource`; while replay is away it waits, and says so.
+
+        Raises:
+          ReplayError: Replay refuses this learner, or has sequences of another length.
+        """
         warn_at = time.monotonic() + _WARN_SECONDS
         while not ended():
             try:
@@ -44,6 +48,7 @@ class ReplaySource:
                     warn_at = time.monotonic() + _WARN_SECONDS
                     _log.warning("training waits for replay: %s", error)
             else:
+                _check_lengths(self._batch)
                 weights = self._batch.weights.astype(np.float32)
                 return TrainingBatch(to_records(self._spec, self._batch), weights)
         return None
@@ -53,6 +58,16 @@ class ReplaySource:
         if self._batch is None or update.priorities is None or update.metrics["skipped"]:
             return
         self._sampler.update_priorities(self._batch, update.priorities)
+
+
+def _check_lengths(batch: Batch) -> None:
+    """Refuses what a learner with other settings has left; the layout says nothing of lengths."""
+    length = batch.steps["reward"].shape[1]
+    if other := sorted(set(batch.lengths.tolist()) - {length}):
+        raise ReplayError(
+            f"replay has sequences of {other} records, this learner's have {length} (context,"
+            " r2d2.burn_in, unroll_length and 1); empty the table or use another one"
+        )
 
 
 def to_records(spec: EnvironmentSpec, batch: Batch) -> RecordBatch:

@@ -46,11 +46,7 @@ from services.shared.specs import EnvironmentSpec, StepType
 
 _TAKE_SECONDS = 0.2
 _ROOM_SECONDS = 0.2
-_AHEAD_SECONDS = 0.002
 _WARN_SECONDS = 30.0
-# Sequences of this many batches may be on their way; with more, actors would run ahead of what
-# the rate limiter allows.
-_BATCHES_AHEAD = 2
 # Attributes of `RecordBatch` that a sequence holds for each step, beside the observation.
 _STEP_FIELDS = (
     "action",
@@ -184,7 +180,6 @@ class SequenceSender:
         self._length = self._context + r2d2.burn_in + config.unroll_length + 1
         self._runs_in_sequence = (r2d2.burn_in + config.unroll_length) // r2d2.replay_period
         self._most_at_once = config.batch_size
-        self._most_ahead = _BATCHES_AHEAD * config.batch_size
         self._history = _History(slots, config.unroll_length + 1, agent.parameter_size)
         # Number of the record that a slot's next run begins with, if nothing comes between.
         self._next: IntArray = np.full(slots, -1, np.int64)
@@ -222,8 +217,11 @@ class SequenceSender:
         """
         slots = np.array([run.slot for run in runs], np.int64)
         trained = np.flatnonzero(slots >= self._evaluation_slots)
-        steps = np.count_nonzero(records.step_type[trained, 1:] != StepType.FIRST)
-        self._statistics.add_steps(int(steps), self._spec)
+        if not len(trained) and not self._statistics.steps:
+            self._warn(
+                f"only evaluation slots play so far (learner.r2d2.evaluation_slots"
+                f" {self._evaluation_slots}): nothing is learned from them"
+            )
         while len(trained):
             # A slot may have two runs here; the second one's turn comes after the first.
             _, first = np.unique(slots[trained], return_index=True)
@@ -241,12 +239,15 @@ class SequenceSender:
         self._history.append(slots, records)
         for i, slot in enumerate(slots.tolist()):
             self._append(slot, records, i, continues[i])
-        full = [len(self._states[slot]) == self._runs_in_sequence for slot in slots.tolist()]
-        complete = slots[full]
-        if len(complete):
+        steps = np.count_nonzero(records.step_type[:, 1:] != StepType.FIRST, axis=1)
+        full = np.array([len(self._states[s]) == self._runs_in_sequence for s in slots.tolist()])
+        self._statistics.add_steps(int(steps[~full].sum()), self._spec)
+        if full.any():
+            complete = slots[full]
             priorities = self._agent.initial_priorities(*self._history.rows(complete))
-            for slot, priority in zip(complete.tolist(), priorities.tolist(), strict=True):
-                self._create(slot, priority)
+            new = zip(complete.tolist(), priorities.tolist(), steps[full].tolist(), strict=True)
+            for slot, priority, count in new:
+                self._create(slot, priority, count)
 
     def _append(self, slot: int, records: RecordBatch, row: int, continues: bool) -> None:
         """Appends one run; `continues` if its first record is the slot's newest already."""
@@ -284,14 +285,15 @@ class SequenceSender:
             steps[name] = getattr(records, name)[row, index]
         return steps
 
-    def _create(self, slot: int, priority: float) -> None:
-        """Makes a sequence of the slot's newest records, once replay takes it."""
-        started = time.monotonic()
+    def _create(self, slot: int, priority: float, steps: int) -> None:
+        """Makes a sequence of the slot's newest records, once replay takes it.
+
+        The `steps` that are new in it count only then: while replay is away, training shall not
+        come nearer to its end.
+        """
         while not self._stop.is_set():
-            if self._is_ahead():
-                self._stop.wait(_AHEAD_SECONDS)
-                continue
-            away = self._client.shards_away > 0
+            away = self._client.is_away
+            started = time.monotonic()
             try:
                 self._writers[slot].create_item(
                     self._length, priority, self._states[slot][0], 0.0 if away else _ROOM_SECONDS
@@ -299,20 +301,16 @@ class SequenceSender:
             except ReplayTimeout as error:
                 if away:  # inference shall not wait for it
                     self.dropped += 1
-                    self._warn(error)
+                    self._warn(f"{self.dropped} sequences dropped so far: {error}")
                     break
             else:
+                self._statistics.add_steps(steps, self._spec)
                 self.sent += 1
                 break
-        self._statistics.observe_busy("replay", time.monotonic() - started)
+            finally:
+                self._statistics.observe_busy("replay", time.monotonic() - started)
 
-    def _is_ahead(self) -> bool:
-        """Whether replay, though it is there, has not taken what was sent long ago."""
-        if self._client.shards_away:
-            return False
-        return self.sent - self._client.acknowledged_items >= self._most_ahead
-
-    def _warn(self, error: ReplayTimeout) -> None:
+    def _warn(self, message: str) -> None:
         if time.monotonic() >= self._next_warning:
             self._next_warning = time.monotonic() + _WARN_SECONDS
-            _log.warning("%d sequences dropped so far: %s", self.dropped, error)
+            _log.warning("%s", message)

@@ -30,6 +30,10 @@ from services.shared import config
 from services.shared.replay import ReplayClient
 from services.shared.specs import EnvironmentSpec
 
+# Sequences of this many batches may be on their way; with more, actors would run ahead of what
+# the rate limiter allows.
+_BATCHES_AHEAD = 2
+
 
 def make_agent(
     settings: config.LearnerConfig,
@@ -138,6 +142,9 @@ def make_training(
         sequences.layout(spec, agent.parameter_size, agent.initial_state(1)),
         r2d2.replay_table,
         max_pending_bytes=r2d2.max_pending_bytes,
+        max_waiting_items=max(
+            1, _BATCHES_AHEAD * settings.batch_size // len(r2d2.replay_addresses)
+        ),
         keepalive_seconds=settings.keepalive_seconds,
         tls=settings.tls,
     )

@@ -253,10 +253,18 @@ class TableHost:
         generations = np.arange(first, first + len(x.counts), dtype=np.uint64)
         items = writer.held.take(table, x, generations)
         if self.log is not None:
+            failures = self.log.failures
             header = INSERT_HEADER.pack(writer.number, first)
             segment = self.log.append(Kind.INSERT, header, message)
             if table.blocks.assign_segment(items.chunk, segment):
                 self.log.use(segment)
+            if self.log.refused_bytes:
+                # Its writer tries again and again, and the table would fill up with copies.
+                try:
+                    await self.written(failures)
+                except StatusError:
+                    writer.held.withdraw(table, x, items)
+                    raise
         if x.sequence:
             writer.received = x.sequence
             writer.is_new_stream = False

@@ -14,6 +14,7 @@ from services.replay.table import Table
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
 from services.shared.rpc import StatusError
+from services.shared.varint import MalformedMessage
 
 
 @dataclasses.dataclass
@@ -61,7 +62,7 @@ def parse(message: bytes) -> Insertion:
             payload=payload,
             message_bytes=len(message),
         )
-    except messages.MalformedMessage as error:
+    except MalformedMessage as error:
         raise invalid(f"not an InsertRequest: {error}") from None
     _check_lengths(insertion)
     return insertion
@@ -134,10 +135,14 @@ class HeldBlocks:
         try:
             table.check_sizes(items)
         except StatusError:
-            self.release(table, x.block_ids)
-            table.blocks.release_users(np.full(len(items), chunk))
+            self.withdraw(table, x, items)
             raise
         return items
+
+    def withdraw(self, table: Table, x: Insertion, items: ItemArrays) -> None:
+        """Takes back what `take` did; the items were not inserted."""
+        self.release(table, x.block_ids)
+        table.blocks.release_users(np.full(len(items), items.chunk))
 
     def release(self, table: Table, ids: KeyArray) -> None:
         """Gives blocks up; unknown ids are ignored."""

@@ -15,6 +15,7 @@ from services.replay.recovery import Layout
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
 from services.shared.replay.weights import importance_weights
+from services.shared.varint import MalformedMessage
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -49,7 +50,7 @@ def update(
     try:
         keys = messages.array(request.keys, np.uint64, "keys")
         priorities = messages.array(request.priorities, np.float64, "priorities")
-    except messages.MalformedMessage as error:
+    except MalformedMessage as error:
         raise invalid(str(error)) from None
     if len(keys) != len(priorities):
         raise invalid(f"{len(keys)} keys and {len(priorities)} priorities")

@@ -88,7 +88,13 @@ def read_segment(
 
 
 class SegmentLog:
-    """Appends records to one table's segments."""
+    """Appends records to one table's segments.
+
+    Attributes:
+      written_bytes, pending_bytes: Of records, in all and still queued.
+      failures: How often the volume did not take what it was given.
+      refused_bytes: Of the largest record that it did not take; 0 once it has taken such a one.
+    """
 
     def __init__(
         self,
@@ -126,6 +132,7 @@ class SegmentLog:
         self.written_bytes = 0
         self.pending_bytes = 0
         self.failures = 0
+        self.refused_bytes = 0
         self._threads = [
             threading.Thread(target=target, name=f"replay-log-{directory.name}", daemon=True)
             for target in (self._write_forever, self._sync_forever)
@@ -240,9 +247,16 @@ class SegmentLog:
             if segment < 0:
                 pathlib.Path(os.fsdecode(body[0])).unlink(missing_ok=True)
                 continue
-            if segment != self._open_segment or self._fd < 0:
-                self._open(segment)
-            self._write_record(kind, body)
+            size = sum(len(part) for part in body)
+            try:
+                if segment != self._open_segment or self._fd < 0:
+                    self._open(segment)
+                self._write_record(kind, body)
+            except OSError:
+                self.refused_bytes = max(self.refused_bytes, size)
+                raise
+            if size >= self.refused_bytes:
+                self.refused_bytes = 0
 
     def _open(self, segment: int) -> None:
         if self._fd >= 0:

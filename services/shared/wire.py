@@ -12,14 +12,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from services.shared import specs
+from services.shared import specs, varint
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
+from services.shared.varint import MalformedMessage
 
 API_VERSION = "seedpod.inference.v1"
-
-
-class MalformedMessage(ValueError):
-    """Bytes that are not a message of the expected type."""
 
 
 class ActRequestFields(NamedTuple):
@@ -58,12 +55,12 @@ def read_act_request(message: bytes) -> ActRequestFields:
     end = len(message)
     at = 0
     while at < end:
-        tag, at = _read_varint(message, at)
+        tag, at = varint.read(message, at)
         number, kind = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise MalformedMessage(f"field number {number} at byte {at}")
         if kind == 2:
-            length, at = _read_varint(message, at)
+            length, at = varint.read(message, at)
             stop = at + length
             if stop > end:
                 raise MalformedMessage(f"field {number} of {length} bytes is cut off")
@@ -71,7 +68,7 @@ def read_act_request(message: bytes) -> ActRequestFields:
                 fields[number - 1] = view[at:stop]
             at = stop
         elif kind == 0:
-            value, at = _read_varint(message, at)
+            value, at = varint.read(message, at)
             if number == 1:
                 fields[0] = value
         elif kind in (1, 5):
@@ -84,21 +81,6 @@ def read_act_request(message: bytes) -> ActRequestFields:
         else:
             raise MalformedMessage(f"field {number} has wire type {kind}")
     return ActRequestFields(*fields)  # type: ignore[arg-type]
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            raise MalformedMessage("a varint is cut off")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            if value >= 1 << 64:
-                raise MalformedMessage("a varint has more than 64 bits")
-            return value, at
-    raise MalformedMessage("a varint has more than 10 bytes")
 
 
 class ObservationLayout:

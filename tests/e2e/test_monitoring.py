@@ -43,7 +43,7 @@ class Prometheus:
         with (folder / "log").open("w") as log:
             self._process = subprocess.Popen(
                 [
-                    "prometheus",
+                    chart.TOOLS / "prometheus",
                     f"--config.file={folder / 'prometheus.yml'}",
                     f"--storage.tsdb.path={folder / 'data'}",
                     f"--web.listen-address={self._url.removeprefix('http://')}",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import pathlib
 import threading
 import time
@@ -14,8 +16,16 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2
 
+from services.shared import rpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
-from services.shared.replay import ReplayClient, ReplayTimeout, Sampler, SlotWriter
+from services.shared.replay import (
+    Field,
+    ReplayClient,
+    ReplayTimeout,
+    Sampler,
+    SequenceLayout,
+    SlotWriter,
+)
 from services.shared.replay.connection import to_proto
 from tests.integration.replay_clients import (
     SMALL,
@@ -267,6 +277,25 @@ def test_a_lost_service_costs_no_more_than_the_stated_bound(make: Make) -> None:
         assert server.status().items > 10
 
 
+def test_all_slots_blocks_together_may_exceed_a_message(make: Make) -> None:
+    """A new connection needs them all again; random bytes do not shrink."""
+    server = make(persist=False)
+    mebibyte = 1 << 20
+    layout = SequenceLayout((Field("frame", "uint8", (mebibyte,)),))
+    frame = np.random.default_rng(0).integers(0, 256, mebibyte, np.uint8)
+    slots = rpc.MAX_MESSAGE_BYTES // mebibyte + 1
+    with ReplayClient([server.address], layout, keepalive_seconds=1.0) as client:
+        writers = [client.writer(slot, 2, 1) for slot in range(slots)]
+        for expected in (slots, 1):
+            for writer in writers[:expected]:
+                writer.append({"frame": frame})
+                writer.create_item(1, 1.0, timeout=TIMEOUT)
+            client.flush(TIMEOUT)
+            assert server.status().items == expected
+            server.kill()
+            server.start()
+
+
 def test_an_item_that_timed_out_is_made_by_trying_again(make: Make) -> None:
     server = make(samples_per_insert=1.0, error_buffer=8.0)
     timeouts = 0
@@ -297,6 +326,42 @@ def test_an_item_that_timed_out_is_made_by_trying_again(make: Make) -> None:
         assert server.status().inserted_items == 53
         sampler = client.sampler(8, 8)
         check_batch(sampler.next(TIMEOUT), 8)
+
+
+def test_rate_limiters_of_unequal_shards_do_not_wait_for_each_other(make: Make) -> None:
+    """Slots feed both shards alike, but three samples of four come from one."""
+    limits = {"samples_per_insert": 2.0, "error_buffer": 16.0, "min_size_to_sample": 4}
+    servers = [make(name, persist=False, priority_exponent=1.0, **limits) for name in "ab"]
+    addresses = [server.address for server in servers]
+    with ReplayClient(addresses, SMALL, max_waiting_items=4) as client:
+        sampler = client.sampler(8, 1)
+        stop = threading.Event()
+
+        def feed() -> None:
+            writers = [client.writer(slot, 1, 1) for slot in range(2)]
+            for n in itertools.count():
+                writers[n % 2].append(step(n % 2, n))
+                made = False
+                while not made and not stop.is_set():
+                    with contextlib.suppress(ReplayTimeout):
+                        priority = 1.0 if n % 2 else 3.0
+                        writers[n % 2].create_item(1, priority, {"state": [n % 2, n]}, 0.2)
+                        made = True
+                if stop.is_set():
+                    return
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        try:
+            for _ in range(100):  # many times the error buffers
+                sampler.next(TIMEOUT)
+        finally:
+            stop.set()
+            feeder.join(TIMEOUT)
+        for server in servers:
+            status = server.status()
+            difference = 2 * status.inserted_items - status.sampled_items
+            assert 8 - 16 <= difference <= 8 + 16 + 2
 
 
 def test_shards_are_sampled_by_their_priority_and_one_may_fail(make: Make) -> None:

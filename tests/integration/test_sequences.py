@@ -48,7 +48,9 @@ class RewardSum:
 class Learner:
     """The harness's inference, a sender and a sampler of the oldest items, each once."""
 
-    def __init__(self, server: ReplayServer, slots: int = 2, **r2d2: Any) -> None:
+    def __init__(
+        self, servers: list[ReplayServer], slots: int = 2, leased: int = 2, **r2d2: Any
+    ) -> None:
         r2d2 = {"burn_in": BURN_IN, "replay_period": PERIOD, "n_steps": 1, **r2d2}
         self.harness = Harness(
             slots=slots,
@@ -59,12 +61,13 @@ class Learner:
             inference_batch_size=slots,
             r2d2=r2d2,
         )
-        (self.group,) = self.harness.lease(1, slots)
+        (self.group,) = self.harness.lease(1, min(slots, leased))
         config = self.harness.config
         self.client = ReplayClient(
-            [server.address],
+            [server.address for server in servers],
             layout(self.harness.spec, 2, self.harness.state),
             max_pending_bytes=config.r2d2.max_pending_bytes,
+            max_waiting_items=4,
             keepalive_seconds=1.0,
         )
         self.sampler = self.client.sampler(2, CONTEXT + RECORDS)
@@ -119,11 +122,15 @@ Make = Callable[..., Learner]
 def make(tmp_path: pathlib.Path) -> Iterator[Make]:
     with contextlib.ExitStack() as stack:
 
-        def create(server: ReplayServer | None = None, **settings: Any) -> Learner:
-            if server is None:
+        def create(
+            servers: ReplayServer | list[ReplayServer] | None = None, **settings: Any
+        ) -> Learner:
+            if servers is None:
                 server = ReplayServer(tmp_path, {"selector": "fifo", "max_times_sampled": 1})
                 stack.callback(server.start().close)
-            learner = Learner(server, **settings)
+                servers = server
+            several = servers if isinstance(servers, list) else [servers]
+            learner = Learner(several, **settings)
             stack.callback(learner.stop)
             return learner
 
@@ -177,6 +184,7 @@ def test_sequences_begin_with_their_stored_state(make: Make) -> None:
         slot = int(records.observation[0][row, CONTEXT, 0]) // 100
         starts[slot].append(check_sequence(records, row, priority))
     assert starts == {0: list(range(0, 21, 2)), 1: list(range(0, 21, 2))}
+    learner.wait_sent(22)
     # Of 26 transitions of each slot two lead to FIRST.
     assert learner.harness.statistics.frames == 2 * 24
 
@@ -197,7 +205,18 @@ def test_evaluation_slots_send_nothing_and_count_nothing(make: Make) -> None:
     found = sampled(learner, 3)
     assert {int(r.observation[0][row, CONTEXT, 0]) // 100 for r, row, _ in found} == {1}
     assert [check_sequence(*f) for f in found] == [0, 2, 4, 6, 8, 10]
+    learner.wait_sent(6)
     assert learner.harness.statistics.frames == 18 - 2
+
+
+def test_nothing_but_evaluation_slots_is_said(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    learner = make(slots=2, leased=1, evaluation_slots=1)
+    learner.play(9)
+    assert learner.harness.statistics.frames == 0
+    deadline = time.monotonic() + TIMEOUT
+    while "only evaluation slots play so far" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_inference_goes_on_while_replay_is_away(
@@ -211,16 +230,24 @@ def test_inference_goes_on_while_replay_is_away(
         learner = make(server, slots=1, max_pending_bytes=4096)
         learner.play(9)
         assert [check_sequence(*f) for f in sampled(learner, 1)] == [0, 2]
+        # A kill would bring back what was used up in the last second.
+        learner.client.checkpoint()
         server.kill()
         deadline = time.monotonic() + TIMEOUT
         while not learner.client.shards_away:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        learner.play(80)
-        learner.wait_sent(42)
+        learner.play(70)
+        learner.wait_sent(37)
         dropped = learner.sender.dropped
         assert 0 < dropped < 40
         assert "sequences dropped so far" in caplog.text
+        # What is dropped is not trained on, and counts as no frame.
+        frames = learner.harness.statistics.frames
+        learner.play(10)
+        learner.wait_sent(42)
+        assert learner.sender.dropped == dropped + 5
+        assert learner.harness.statistics.frames == frames
         waiting = learner.sender.sent - learner.client.acknowledged_items
         assert waiting > 0
         server.start()
@@ -259,6 +286,28 @@ def test_the_rate_limiter_holds_inference_back(make: Make, tmp_path: pathlib.Pat
         server.close()
 
 
+def test_the_rate_limiter_of_one_shard_holds_while_the_other_is_away(
+    make: Make, tmp_path: pathlib.Path
+) -> None:
+    table = {"samples_per_insert": 2.0, "error_buffer": 4.0, "min_size_to_sample": 2}
+    servers = [ReplayServer(tmp_path / name, table).start() for name in "ab"]
+    try:
+        learner = make(servers, slots=1)
+        servers[1].kill()
+        deadline = time.monotonic() + TIMEOUT
+        learner.play(7)
+        while not learner.client.shards_away:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(AssertionError, match="the sender takes nothing"):
+            _play_impatiently(learner, 60)
+        assert servers[0].status().inserted_items == 6
+        assert learner.sender.dropped == 0
+    finally:
+        for server in servers:
+            server.close()
+
+
 def _play_impatiently(learner: Learner, records: int) -> None:
     for _ in range(records):
         deadline = time.monotonic() + 2.0
@@ -280,13 +329,32 @@ def test_a_table_of_another_layout_ends_the_sender(make: Make, tmp_path: pathlib
         other.flush(TIMEOUT)
         other.close()
         learner = make(server)
-        learner.play(9)
         deadline = time.monotonic() + TIMEOUT
         while not learner.failures:
             assert time.monotonic() < deadline
-            time.sleep(0.01)
+            # However late the refusal comes, there is a sequence that hears of it.
+            if learner.harness.assembler.has_room(learner.group.slots):
+                learner.play(1)
+            else:
+                time.sleep(0.01)
         assert isinstance(learner.failures[0], ReplayError)
         assert "has layout" in str(learner.failures[0])
+    finally:
+        server.close()
+
+
+def test_sequences_of_another_length_are_refused(make: Make, tmp_path: pathlib.Path) -> None:
+    """Shorter ones would be trained on with zeros behind them."""
+    server = ReplayServer(tmp_path, {}).start()
+    try:
+        learner = make(server, slots=1)
+        learner.play(7)
+        learner.client.flush(TIMEOUT)
+        sampler = learner.client.sampler(2, CONTEXT + RECORDS + PERIOD)
+        with pytest.raises(
+            ReplayError, match=r"sequences of \[9\] records, this learner's have 11"
+        ):
+            ReplaySource(learner.harness.spec, sampler).next(lambda: False)
     finally:
         server.close()
 

@@ -16,6 +16,7 @@ from services.shared.config.learner import LearnerConfig
 from services.shared.config.replay import ReplayConfig
 
 SCHEMA_VERSION = 1
+_SHOWN_CHARACTERS = 200
 
 _Model = TypeVar("_Model", bound=Model)
 
@@ -131,10 +132,16 @@ def _validate(source: str, document: dict[str, Any], model: type[_Model]) -> _Mo
         return model.model_validate(document)
     except pydantic.ValidationError as error:
         lines = [
-            f"  {'.'.join(map(str, e['loc']))}: {e['msg']} (given: {e['input']!r})"
+            f"  {'.'.join(map(str, e['loc']))}: {e['msg']} (given: {_short(e['input'])})"
             for e in error.errors()
         ]
         raise ConfigError("\n".join([f"{source}: not a valid experiment:", *lines])) from None
+
+
+def _short(value: object) -> str:
+    """A value for a message; a whole section would hide what is wrong in it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _read(source: str) -> dict[str, Any]:

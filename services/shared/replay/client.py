@@ -34,6 +34,7 @@ class ReplayClient:
         table: str = "sequences",
         message_bytes: int = _MEBIBYTE,
         max_pending_bytes: int = 64 * _MEBIBYTE,
+        max_waiting_items: int | None = None,
         keepalive_seconds: float = 5.0,
         tls: TlsConfig | None = None,
     ) -> None:
@@ -46,6 +47,7 @@ class ReplayClient:
           message_bytes: Where a message of inserts is cut.
           max_pending_bytes: What may wait for each shard, acknowledgement included, before
             writers wait; what a lost service can cost.
+          max_waiting_items: The same in items, of a shard that is there; None: any number.
           keepalive_seconds: A silent service is given up after twice this time.
           tls: This client's certificate; None: no encryption.
         """
@@ -59,7 +61,7 @@ class ReplayClient:
         self._samplers: list[Sampler] = []
         self._inserters: list[ShardInserter] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._settings = message_bytes, max_pending_bytes
+        self._settings = message_bytes, max_pending_bytes, max_waiting_items
         self._thread.call(self._connect(keepalive_seconds, tls))
 
     def __enter__(self) -> ReplayClient:
@@ -72,7 +74,7 @@ class ReplayClient:
         """A writer for a slot's steps.
 
         Args:
-          slot: Its shard is slot modulo the number of shards.
+          slot: Its shard is slot modulo the number of shards, while that has room.
           max_length: Steps of the longest item.
           block_length: Steps after which a block is cut; items that begin and end at multiples
             of it share all their bytes.
@@ -141,12 +143,20 @@ class ReplayClient:
 
     @property
     def shards_away(self) -> int:
-        """Shards that cannot be written to at this moment; the others may be slow all the same.
+        """Shards that cannot be written to at this moment, 0 before the first writer.
 
-        Says whether a `create_item` that timed out found the service away, or waits for the rate
-        limiter. Any thread may ask; nothing waits. 0 before the first writer.
+        Any thread may ask; nothing waits.
         """
         return sum(not inserter.is_usable for inserter in self._inserters)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether no shard at all can be written to at this moment.
+
+        Says whether a `create_item` that timed out found the service away, or waits for the rate
+        limiter. Any thread may ask; nothing waits. False before the first writer.
+        """
+        return 0 < len(self._inserters) == self.shards_away
 
     @property
     def acknowledged_items(self) -> int:

@@ -15,6 +15,7 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc.aio
@@ -79,7 +80,7 @@ class ShardInserter:
       address: Of the shard.
       is_usable: Connected, or not known to be away.
       error: Set once the service has refused this client for good.
-      acknowledged_items, reconnects: Counts.
+      submitted_items, acknowledged_items, reconnects: Counts.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ShardInserter:
         opening: replay_pb2.InsertOpen,
         message_bytes: int,
         max_pending_bytes: int,
+        max_waiting_items: int | None,
     ) -> None:
         """Prepares; `run` connects.
 
@@ -98,17 +100,19 @@ class ShardInserter:
           opening: Table and layout.
           message_bytes: Where a message is cut.
           max_pending_bytes: What may wait here, acknowledgement included, before `submit` blocks.
+          max_waiting_items: The same in items, while the shard is there.
         """
         self.address = address
         self.is_usable = True
         self.error: str | None = None
-        self.acknowledged_items = self.reconnects = 0
+        self.submitted_items = self.acknowledged_items = self.reconnects = 0
         self._call = channel.stream_stream(SERVICE + "Insert")
         self._opening = replay_pb2.InsertOpen()
         self._opening.CopyFrom(opening)
         self._opening.writer_id = secrets.randbits(64)
         self._message_bytes = message_bytes
         self._max_pending_bytes = max_pending_bytes
+        self._max_waiting_items = max_waiting_items
         self._loop = asyncio.get_running_loop()
         self._room = threading.Condition()
         self._pending: collections.deque[Unit] = collections.deque()
@@ -144,12 +148,14 @@ class ShardInserter:
             if not has_room:
                 raise ReplayTimeout(
                     f"{self.address}: {self.waiting_bytes} bytes wait for {timeout} s already"
-                    f" (max_pending_bytes {self._max_pending_bytes}): {self._last_problem}"
+                    f" (max_pending_bytes {self._max_pending_bytes}, max_waiting_items"
+                    f" {self._max_waiting_items}): {self._last_problem}"
                 )
             if self.error:
                 raise ReplayError(self.error)
             self._pending.append(unit)
             self._pending_bytes += size
+            self.submitted_items += unit.item is not None
             wake, self._wake_is_due = not self._wake_is_due, True
         if wake:
             self._loop.call_soon_threadsafe(self._wake.set)
@@ -168,6 +174,11 @@ class ShardInserter:
                 )
             if self.error:
                 raise ReplayError(self.error)
+
+    @property
+    def waiting_items(self) -> int:
+        """Not acknowledged yet."""
+        return self.submitted_items - self.acknowledged_items
 
     @property
     def waiting_bytes(self) -> int:
@@ -234,9 +245,8 @@ class ShardInserter:
 
     async def _send_again(self, call: Any) -> None:
         """Brings a new stream to where the last one was."""
-        if self._kept:
-            message = _message(0, self._kept, [], [])
-            await call.write(message)
+        for blocks in _portions(self._kept, self._message_bytes):
+            await call.write(_message(0, blocks, [], []))
         for sent in self._sent:
             await call.write(sent.message)
 
@@ -296,6 +306,9 @@ class ShardInserter:
         waiting = self.waiting_bytes
         if not waiting or unit.item is None:
             return True
+        most = self._max_waiting_items
+        if most is not None and self.is_usable and self.waiting_items >= most:
+            return False
         return waiting + unit.bytes <= self._max_pending_bytes
 
     def _fail(self, error: str) -> None:
@@ -304,6 +317,20 @@ class ShardInserter:
             self.is_usable = False
             self._room.notify_all()
         _log.error("%s", error)
+
+
+def _portions(blocks: dict[int, bytes], most_bytes: int) -> Iterator[dict[int, bytes]]:
+    """The blocks in portions of up to so many bytes: all slots' together may exceed a message."""
+    portion: dict[int, bytes] = {}
+    size = 0
+    for key, data in blocks.items():
+        if portion and size + len(data) > most_bytes:
+            yield portion
+            portion, size = {}, 0
+        portion[key] = data
+        size += len(data)
+    if portion:
+        yield portion
 
 
 def _message(

@@ -13,14 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
+from services.shared import varint
+from services.shared.varint import MalformedMessage
+
 _PAYLOAD_FIELD = 15
 _PAYLOAD_TAG = _PAYLOAD_FIELD << 3 | 2
 _Head = TypeVar("_Head", bound=Message)
 _Scalar = TypeVar("_Scalar", bound=np.generic)
-
-
-class MalformedMessage(ValueError):
-    """Bytes that are not a message of the expected type; the message says where."""
 
 
 def join(head: Message, payload: Iterable[bytes | memoryview], payload_bytes: int) -> bytes:
@@ -34,7 +33,7 @@ def join(head: Message, payload: Iterable[bytes | memoryview], payload_bytes: in
     if not payload_bytes:
         return bytes(head.SerializeToString())
     return b"".join(
-        (head.SerializeToString(), bytes((_PAYLOAD_TAG,)), _varint(payload_bytes), *payload)
+        (head.SerializeToString(), bytes((_PAYLOAD_TAG,)), varint.write(payload_bytes), *payload)
     )
 
 
@@ -50,15 +49,15 @@ def split(message: bytes, kind: type[_Head]) -> tuple[_Head, memoryview]:
     at, end = 0, len(message)
     while at < end:
         start = at
-        tag, at = _read_varint(message, at)
+        tag, at = varint.read(message, at)
         wire_type = tag & 7
         if wire_type == 2:
-            size, at = _read_varint(message, at)
+            size, at = varint.read(message, at)
             if tag == _PAYLOAD_TAG and at + size == end:
                 return _parse(message[:start], kind), memoryview(message)[at:end]
             at += size
         elif wire_type == 0:
-            _, at = _read_varint(message, at)
+            _, at = varint.read(message, at)
         elif wire_type in (1, 5):
             at += 8 if wire_type == 1 else 4
         else:
@@ -90,27 +89,3 @@ def _parse(data: bytes, kind: type[_Head]) -> _Head:
     except DecodeError as error:
         raise MalformedMessage(f"not a {kind.DESCRIPTOR.name}: {error}") from None
     return head
-
-
-def _varint(value: int) -> bytes:
-    result = bytearray()
-    while value >= 0x80:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    if at < len(message) and message[at] < 0x80:
-        return message[at], at + 1
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(message):
-            raise MalformedMessage("a varint is cut off")
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise MalformedMessage("a varint has more than 10 bytes")

@@ -23,6 +23,7 @@ from services.shared.replay import messages
 from services.shared.replay.codec import BatchBuffer, MalformedBlock
 from services.shared.replay.connection import FATAL, SERVICE, describe
 from services.shared.rpc import Backoff
+from services.shared.varint import MalformedMessage
 
 _STATUS_TIMEOUT_SECONDS = 5.0
 
@@ -211,7 +212,7 @@ class ShardSampler:
                 code = await call.code()
                 self.problem = f"{code.name}: {await call.details()}"
                 is_fatal = code in FATAL
-            except (MalformedBlock, messages.MalformedMessage) as error:
+            except (MalformedBlock, MalformedMessage) as error:
                 self.problem, is_fatal = str(error), True
             finally:
                 call.cancel()

@@ -6,12 +6,17 @@ import collections
 import dataclasses
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from services.shared.replay.codec import StepBuffer, Tensors, encode_context
+from services.shared.replay.connection import ReplayTimeout
 from services.shared.replay.inserting import ShardInserter, Unit
 from services.shared.replay.layout import SequenceLayout
+
+# How soon a writer that waits for one of several shards notices that another has room.
+_LOOK_AROUND_SECONDS = 0.02
 
 
 @dataclasses.dataclass(slots=True)
@@ -27,7 +32,7 @@ class SlotWriter:
     """Not thread-safe; one for each slot.
 
     Attributes:
-      rerouted_items: Items that went to another shard because their own was away.
+      rerouted_items: Items that went to another shard because their own was away or had no room.
     """
 
     def __init__(
@@ -144,7 +149,35 @@ class SlotWriter:
             if missing <= 0:
                 break
         used.reverse()
-        shard = self._choose_shard()
+        item = used, -missing, length, priority
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            # If one shard's rate limiter waits for samples and another's for inserts, only inserts
+            # into that other one let both go on.
+            *others, last = self._usable_shards()
+            left = max(0.0, deadline - time.monotonic())
+            wait = min(left, _LOOK_AROUND_SECONDS) if others else left
+            for shard in (*others, last):
+                patience = wait if shard == last else 0.0
+                try:
+                    self._submit(shard, *item, context, None if patience == math.inf else patience)
+                except ReplayTimeout:
+                    if shard == last and time.monotonic() >= deadline:
+                        raise
+                else:
+                    return
+
+    def _submit(
+        self,
+        shard: int,
+        used: list[_Block],
+        offset: int,
+        length: int,
+        priority: float,
+        context: dict[str, Any] | None,
+        timeout: float | None,
+    ) -> None:
+        """Hands an item of the used blocks to a shard, with those that it does not have."""
         blocks = {b.number: b.data for b in used if shard not in b.shards}
         references = [b.number for b in used]
         released = self._released[shard]
@@ -153,7 +186,7 @@ class SlotWriter:
             blocks[number] = encode_context(self._layout, context or {})
             references.append(number)
             released = [*released, number]
-        unit = Unit(blocks, (references, -missing, length, priority), released)
+        unit = Unit(blocks, (references, offset, length, priority), released)
         self._shards[shard].submit(unit, timeout)
         self._released[shard] = []
         self.rerouted_items += shard != self._home
@@ -179,11 +212,8 @@ class SlotWriter:
         for shard in block.shards:
             self._released[shard].append(block.number)
 
-    def _choose_shard(self) -> int:
-        if self._shards[self._home].is_usable:
-            return self._home
-        for step in range(1, len(self._shards)):
-            shard = (self._home + step) % len(self._shards)
-            if self._shards[shard].is_usable:
-                return shard
-        return self._home
+    def _usable_shards(self) -> list[int]:
+        """The slot's own first; it alone if none is usable."""
+        count = len(self._shards)
+        order = [(self._home + step) % count for step in range(count)]
+        return [shard for shard in order if self._shards[shard].is_usable] or [self._home]

@@ -15,7 +15,8 @@ from kubernetes_validate import utils
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CHART = ROOT / "helm" / "seedpod"
-HELM = ROOT / "build" / "tools" / "helm"
+TOOLS = ROOT / "build" / "tools"
+HELM = TOOLS / "helm"
 PRESETS = sorted(path.stem for path in (CHART / "presets").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CHART / "experiments").glob("*.yaml"))
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]

@@ -19,7 +19,11 @@ ALERTS = pathlib.Path(__file__).with_name("alerts.yaml")
 
 def _promtool(*arguments: str, folder: pathlib.Path) -> str:
     result = subprocess.run(
-        ["promtool", *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+        [chart.TOOLS / "promtool", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

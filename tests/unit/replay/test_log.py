@@ -232,6 +232,12 @@ def test_a_full_volume_is_an_error_and_nothing_is_acknowledged(
         with pytest.raises(StatusError, match="No space left") as error:
             await insert(host, [2.0])
         assert error.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        # Its writer tries again; that must not fill the table with copies.
+        items, used = host.table.items, host.table.blocks.bytes
+        for _ in range(3):
+            with pytest.raises(StatusError, match="No space left"):
+                await insert(host, [2.0])
+        assert (host.table.items, host.table.blocks.bytes) == (items, used)
         monkeypatch.setattr(os, "writev", original)
         await insert(host, [2.0])
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
+from services.shared.varint import MalformedMessage
 
 FIELDS = st.fixed_dictionaries(
     {},
@@ -41,7 +42,7 @@ def test_join_and_split_are_the_generated_code(
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:
         head, view = messages.split(data, replay_pb2.InsertRequest)
-    except messages.MalformedMessage:
+    except MalformedMessage:
         return
     full = replay_pb2.InsertRequest.FromString(data)
     assert bytes(view) == full.payload
@@ -60,5 +61,5 @@ def test_arrays_must_have_whole_elements() -> None:
     import numpy as np
 
     assert messages.array(b"\1\0\0\0", np.uint32, "x").tolist() == [1]
-    with pytest.raises(messages.MalformedMessage, match="x has 5 bytes, allowed: a multiple of 4"):
+    with pytest.raises(MalformedMessage, match="x has 5 bytes, allowed: a multiple of 4"):
         messages.array(b"12345", np.uint32, "x")

@@ -14,6 +14,7 @@ from services.shared.specs import (
     EnvironmentSpec,
     TensorSpec,
 )
+from services.shared.varint import MalformedMessage
 
 _floats = st.floats(width=32, allow_nan=False)
 _requests = st.builds(
@@ -61,7 +62,7 @@ def test_reader_skips_unknown_fields() -> None:
 def test_reader_accepts_nothing_that_generated_code_refuses(data: bytes) -> None:
     try:
         fields = wire.read_act_request(data)
-    except wire.MalformedMessage:
+    except MalformedMessage:
         return
     assert _as_tuple(fields) == pytest.approx(
         _expected(inference_pb2.ActRequest.FromString(data)), nan_ok=True
@@ -73,7 +74,7 @@ def test_reader_accepts_nothing_that_generated_code_refuses(data: bytes) -> None
     [b"\x08", b"\x08\xff", b"\x12\x05abc", b"\x35\x00", b"\x00", b"\x0b", b"\x08" + b"\xff" * 10],
 )
 def test_reader_refuses_malformed_messages(data: bytes) -> None:
-    with pytest.raises(wire.MalformedMessage):
+    with pytest.raises(MalformedMessage):
         wire.read_act_request(data)
 
 
