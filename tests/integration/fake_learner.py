@@ -93,7 +93,8 @@ class FakeLearner(inference_pb2_grpc.InferenceServiceServicer):
         before = lengths()
         self.wait_for(
             lambda: (
-                bool(lengths())
+                # A group that has sent nothing yet is not among them.
+                len(lengths()) >= max((join.groups for join in self.joins), default=1)
                 and all(n >= before.get(key, 0) + count for key, n in lengths().items())
             )
         )
