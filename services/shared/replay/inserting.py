@@ -24,7 +24,7 @@ import numpy as np
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
 from services.shared.replay.connection import FATAL, SERVICE, ReplayError, ReplayTimeout, describe
-from services.shared.rpc import Backoff
+from services.shared.rpc import MAX_MESSAGE_BYTES, Backoff
 
 # So many may be on their way, full ones: one is being inserted while the next comes in. One that
 # is not full goes only when none is, as Nagle's algorithm has it (RFC 896): nothing waits while
@@ -135,13 +135,19 @@ class ShardInserter:
         One that only releases blocks never waits: it makes room.
 
         Raises:
-          ReplayError: The service has refused this client, or an item is larger than its table.
+          ReplayError: The service has refused this client, or an item is larger than its table
+            or than a message.
           ReplayTimeout: There was no room in time; nothing was queued.
         """
         size = unit.bytes
         if size > self._max_item_bytes:
             raise ReplayError(
                 f"{size} bytes at once for {self.address}, whose table has {self._max_item_bytes}"
+            )
+        if size > MAX_MESSAGE_BYTES:
+            raise ReplayError(
+                f"{size} bytes at once for {self.address}, allowed: {MAX_MESSAGE_BYTES}, the"
+                " largest message; use shorter sequences"
             )
         with self._lock:
             has_room = self._has_room(unit) or self._room.wait_for(
