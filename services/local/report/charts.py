@@ -14,6 +14,7 @@ from services.local.report.run import Run
 
 _COLORS = 8
 _INTERVALS = 300
+_COST_INTERVALS = 100
 PARTS = ("environment", "actor", "front_ends", "inference", "training", "learner_other", "replay")
 _LIMITS = ("environment", "inference", "training", "replay")
 
@@ -115,11 +116,10 @@ def cost(run: Run, id_: str) -> dict[str, Any] | None:
 
 
 def _rows_with_frames(series: Series) -> list[int]:
-    """Not too many rows of a session, between any two of which there are frames."""
-    rows = np.unique(np.linspace(0, len(series.frames) - 1, _INTERVALS).astype(int))
+    """Rows of a session, not too many, with not too few frames between them."""
     kept: list[int] = []
-    for row in rows.tolist():
-        if not kept or series.frames[row] > series.frames[kept[-1]]:
+    for row, frames in enumerate(series.frames.tolist()):
+        if not kept or frames - series.frames[kept[-1]] > np.ptp(series.frames) / _COST_INTERVALS:
             kept.append(row)
     return kept
 
@@ -129,13 +129,16 @@ def bottleneck(runs: Sequence[Run]) -> dict[str, Any] | None:
     rows = [row for run in runs if (row := _strip(run)) is not None]
     if not rows:
         return None
+    shown = sorted({part for row in rows for part in row["part"]})
+    for row in rows:
+        row["part"] = [shown.index(part) for part in row["part"]]
     return {
         "kind": "strip",
         "id": "bottleneck",
         "title": "Bottleneck",
-        "note": "what limits throughput now",
+        "note": "what limits throughput",
         "x": {"label": "time at work", "unit": "seconds"},
-        "series": [_part(part) for part in _LIMITS],
+        "series": [_part(_LIMITS[part]) for part in shown],
         "rows": rows,
     }
 

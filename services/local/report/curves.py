@@ -15,10 +15,9 @@ from services.local.report.run import Run
 # More points than a chart has pixels show nothing more.
 _POINTS = 600
 _GRID_POINTS = 200
-_NAMED_SETTINGS = 2  # are not too many for a legend
-SEEDS = ("actor.seed", "learner.seed")
-# Where a run was, not what: each run on a machine has others.
-_PLACES = ("address", "addresses", "directory", "host", "port")
+_NAME_CHARACTERS = 60  # are not too many for a legend
+# Last words of settings' names: seeds, and where a run was, which is another place for each.
+_NOT_COMPARED = ("seed", "address", "addresses", "directory", "host", "port")
 
 
 class Curve(NamedTuple):
@@ -56,21 +55,21 @@ def group(runs: Sequence[Run]) -> list[Group]:
     """Puts runs with the same settings together, in the order in which they were given."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
-        settings = {k: v for k, v in flatten(run.settings).items() if k not in SEEDS}
-        alike.setdefault(json.dumps(settings, sort_keys=True, default=str), []).append(run)
+        key = json.dumps(_compared(run.settings), sort_keys=True, default=str)
+        alike.setdefault(key, []).append(run)
     groups = list(alike.values())
     return [Group(_name(members, groups), members) for members in groups]
 
 
 def _name(members: list[Run], groups: list[list[Run]]) -> str:
-    """The experiment's; where that is not enough, the settings that make the difference."""
+    """The experiment's; where that is not enough, with the settings that make the difference."""
     name = _experiment(members[0])
     namesakes = [m[0] for m in groups if _experiment(m[0]) == name]
     if len(namesakes) > 1:
-        own = flatten(members[0].settings)
-        differing = differences(namesakes)
-        name += "".join(f" {key.rsplit('.', 1)[-1]}={own.get(key)}" for key in differing)
-        if len(differing) > _NAMED_SETTINGS:
+        own = namesakes.index(members[0])
+        for key, values in differences(namesakes).items():
+            name += f" {key.rsplit('.', 1)[-1]}={setting_text(values[own])}"
+        if len(name) > _NAME_CHARACTERS:
             name = members[0].name
     return name if len(members) == 1 else f"{name} ({len(members)} runs)"
 
@@ -79,26 +78,43 @@ def _experiment(run: Run) -> str:
     return str(run.settings.get("name", run.name))
 
 
-def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name, without those that only say where a run was."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif "arguments." in prefix or str(key).rsplit("_", 1)[-1] not in _PLACES:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def differences(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The settings, without seeds, in which runs differ: for each key the value of each run.
+    """The settings, without seeds, in which runs differ, by their dotted names.
 
-    A setting that a run does not have, because another version of seedpod ran it, is None.
+    Returns:
+      Each run's value; None if it has no such setting, because another version of seedpod ran it.
     """
-    columns = [flatten(run.settings) for run in runs]
-    keys = sorted({key for column in columns for key in column} - set(SEEDS))
-    rows = {key: [column.get(key) for column in columns] for key in keys}
-    return {key: row for key, row in rows.items() if any(value != row[0] for value in row)}
+    return _differences([_compared(run.settings) for run in runs], "")
+
+
+def _differences(values: list[Any], name: str) -> dict[str, list[Any]]:
+    if not all(isinstance(value, dict) for value in values):
+        return {} if all(value == values[0] for value in values) else {name: values}
+    keys = sorted({str(key) for value in values for key in value})
+    found: dict[str, list[Any]] = {}
+    for key in keys:
+        found |= _differences([v.get(key) for v in values], f"{name}.{key}" if name else key)
+    return found
+
+
+def _compared(node: Any, free: bool = False) -> Any:
+    """Settings without seeds and places, but with whatever stands in arguments, which are free."""
+    if not isinstance(node, dict):
+        return node
+    return {
+        str(key): _compared(value, free or str(key).endswith("arguments"))
+        for key, value in node.items()
+        if free or str(key).rsplit("_", 1)[-1] not in _NOT_COMPARED
+    }
+
+
+def setting_text(value: object) -> str:
+    """A setting's value for people."""
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        value = {key: item for key, item in value.items() if item is not None}
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def curve(group_: Group, tag: str, over: str) -> Curve | None:
@@ -129,9 +145,12 @@ def _axis(series: Series, over: str) -> FloatArray:
 
 
 def _band(lines: list[tuple[FloatArray, FloatArray]]) -> Curve:
-    """Mean, lowest and highest of several runs; of those that have come as far as x."""
-    start, end = min(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
-    grid = np.linspace(start, end, _GRID_POINTS) if end > start else np.array([start])
+    """Mean, lowest and highest of several runs; of those that have come as far as x.
+
+    It begins where the last of them does, or the mean would jump each time that one joins.
+    """
+    start, end = max(x[0] for x, _ in lines), max(x[-1] for x, _ in lines)
+    grid = np.unique(np.linspace(start, end, _GRID_POINTS))
     values = np.stack([_interpolate(grid, x, y) for x, y in lines])
     runs = np.isfinite(values).sum(axis=0)
     some = runs > 0
@@ -143,9 +162,13 @@ def _band(lines: list[tuple[FloatArray, FloatArray]]) -> Curve:
 
 
 def _interpolate(grid: FloatArray, x: FloatArray, y: FloatArray) -> FloatArray:
-    """Linear between records, NaN outside of them and beside what is not finite."""
+    """Linear between records; NaN outside of them and beside what is not finite."""
     y = np.where(np.isfinite(y), y, np.nan)
-    return np.interp(grid, x, y, left=np.nan, right=np.nan)
+    values: FloatArray = np.interp(grid, x, y, left=np.nan)
+    # Runs of equally many frames end within an update of each other, which is together.
+    together = (grid[-1] - grid[0]) / _GRID_POINTS
+    values[grid > x[-1] + together] = np.nan
+    return values
 
 
 def thin(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:

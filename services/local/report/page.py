@@ -80,8 +80,8 @@ def _chart_blocks(groups: Sequence[Group]) -> list[Block | None]:
     note = ""
     if any(len(group.runs) > 1 for group in groups):
         note = (
-            "A curve of several runs that differ by seeds only is their mean, of those that have"
-            " come so far; the band reaches from the lowest to the highest."
+            "A curve of several runs that differ by seeds only is their mean, and the band around"
+            " it reaches from the lowest to the highest; dashed where not all have come so far."
         )
     shown = (charts.RETURN, charts.LENGTH, charts.SPEED, *charts.LOSSES)
     tags = {tag for run in runs for tag in run.history.tags} - {q.tag for q in shown}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -49,10 +48,9 @@ def runs(groups: Sequence[Group]) -> Block:
 
 
 def _seed(run: Run) -> str:
-    settings = curves.flatten(run.settings)
-    seeds = {key: settings.get(key) for key in curves.SEEDS}
-    values = list(dict.fromkeys(str(value) for value in seeds.values() if value is not None))
-    return " / ".join(values) or "-"
+    sections = (run.settings.get(name) for name in ("learner", "actor"))
+    seeds = [str(section.get("seed")) for section in sections if isinstance(section, dict)]
+    return " / ".join(dict.fromkeys(seeds)) or "-"
 
 
 def _state(run: Run) -> str:
@@ -62,7 +60,8 @@ def _state(run: Run) -> str:
     summary = run.summary()
     if summary.get("failure"):
         return f"failed: {summary['failure']}"
-    total = curves.flatten(run.settings).get("learner.total_frames")
+    learner = run.settings.get("learner")
+    total = learner.get("total_frames") if isinstance(learner, dict) else None
     if not summary:
         return "not running; it has not said how it ended"
     if isinstance(total, int) and run.history.frames < total:
@@ -109,18 +108,15 @@ def differences(groups: Sequence[Group]) -> Block | None:
         "columns": ["setting", *(group.name for group in groups)],
         "numeric": [False] * (1 + len(groups)),
         "rows": [
-            {"cells": [key, *("-" if value is None else _setting(value) for value in row)]}
+            {"cells": [key, *(curves.setting_text(value) for value in row)]}
             for key, row in differing.items()
         ],
     }
 
 
-def _setting(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def _number(value: float) -> str:
-    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    decimals = next(d for size, d in ((1000, 0), (100, 1), (10, 2), (-1, 3)) if abs(value) > size)
+    return f"{value:,.{decimals}f}"
 
 
 def _duration(seconds: float) -> str:

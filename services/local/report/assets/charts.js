@@ -134,13 +134,13 @@ function frame(chart, width, height, x, y) {
 
 const point = (x, y) => `${x.toFixed(1)},${y.toFixed(1)}`;
 
-// Runs of neighbouring points that are numbers.
-function segments(values) {
+// Runs of neighbouring points that are numbers, and of the same number of runs.
+function segments(series) {
   const found = [];
   let open = null;
-  values.forEach((value, i) => {
+  series.y.forEach((value, i) => {
     if (value === null) open = null;
-    else if (open) open.push(i);
+    else if (open && series.runs[i] === series.runs[open[0]]) open.push(i);
     else found.push((open = [i]));
   });
   return found;
@@ -168,18 +168,19 @@ function drawLines(chart, visible, width) {
   const svg = frame(chart, width, height, x, y);
   for (const s of visible) {
     const place = (i, values) => point(x.at(s.x[i]), y.at(values[i]));
-    for (const indices of segments(s.y)) {
+    const all = Math.max(...s.runs);
+    for (const indices of segments(s)) {
       if (s.low.length && indices.length > 1) {
         const back = indices.slice().reverse();
         const outline = [...indices.map((i) => place(i, s.high)), ...back.map((i) => place(i, s.low))];
         svg.append(svgElement("path", { class: `band ${s.color}`, d: `M${outline.join("L")}Z` }));
       }
-    }
-    for (const indices of segments(s.y)) {
-      const d = indices.map((i) => place(i, s.y)).join("L");
-      if (indices.length > 1) svg.append(svgElement("path", { class: `line ${s.color}`, d: `M${d}`, "data-key": s.key }));
-      else {
-        const [cx, cy] = d.split(",");
+      const places = indices.map((i) => place(i, s.y));
+      const partial = s.runs.length && s.runs[indices[0]] < all ? "partial" : "";
+      if (places.length > 1) {
+        svg.append(svgElement("path", { class: `line ${s.color} ${partial}`, d: `M${places.join("L")}`, "data-key": s.key }));
+      } else {
+        const [cx, cy] = places[0].split(",");
         svg.append(svgElement("circle", { class: `dot ${s.color}`, cx, cy, r: 3, "data-key": s.key }));
       }
     }

@@ -4,6 +4,7 @@
 // for again and again, and those that have changed are replaced.
 
 const REFRESH_MILLISECONDS = 2000;
+const LONG = 45; // characters of a cell, from which on it is broken into lines
 const hidden = new Set(); // keys of series that the reader has switched off, in all charts
 const tooltip = htmlElement("div", "tooltip");
 tooltip.hidden = true;
@@ -22,7 +23,7 @@ function tableBlock(block) {
   for (const row of block.rows) {
     const line = body.insertRow();
     row.cells.forEach((text, i) => {
-      const cell = htmlElement("td", block.numeric[i] ? "number" : "");
+      const cell = htmlElement("td", block.numeric[i] ? "number" : text.length > LONG ? "long" : "");
       if (i === 0 && row.color) cell.append(swatch(row.color));
       cell.append(text);
       line.append(cell);
