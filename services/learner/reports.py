@@ -14,7 +14,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from services.learner.accounts import StepAccount
-from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS
 from services.learner.unrolls import policy_lag_bound
 from services.shared.config import LearnerConfig
@@ -23,7 +22,10 @@ if TYPE_CHECKING:
     from services.learner.service import LearnerService
     from services.learner.training import Training
 
-_TENSORBOARD_SECONDS = 5.0
+# Between two records in the event file: dense at first, so that a short run has a curve too.
+_SUMMARY_SECONDS = (1.0, 5.0)
+_SUMMARY_SHARE = 0.05  # of the time since the start
+_PARTS = ("environment", "inference", "training", "replay")  # that can be the bottleneck
 _log = logging.getLogger(__name__)
 
 
@@ -63,26 +65,30 @@ class Reports:
         """Of the newest update; `behaviour_difference_max` is over the whole run."""
         return self._metrics
 
-    def training(self, metrics: dict[str, float], statistics: Statistics) -> None:
+    def training(self, metrics: dict[str, float], service: LearnerService) -> None:
         """Takes notice of an update."""
         if not metrics["skipped"]:
             self._behaviour_difference = max(
                 self._behaviour_difference, metrics["behaviour_difference"]
             )
         self._metrics = {**metrics, "behaviour_difference_max": self._behaviour_difference}
-        if time.monotonic() >= self._next_summary:
-            self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
-            self._summarize(statistics)
+        now = time.monotonic()
+        if now >= self._next_summary:
+            shortest, longest = _SUMMARY_SECONDS
+            elapsed = _SUMMARY_SHARE * (now - self._started)
+            self._next_summary = now + min(max(shortest, elapsed), longest)
+            self._summarize(service)
 
-    def close(self, statistics: Statistics) -> None:
+    def close(self, service: LearnerService) -> None:
         """Completes the event file."""
         if self._writer is not None:
-            self._summarize(statistics)
+            self._summarize(service)
             self._writer.close()
 
-    def _summarize(self, statistics: Statistics) -> None:
+    def _summarize(self, service: LearnerService) -> None:
         if self._writer is None:
             return
+        statistics = service.statistics
         values = {f"training/{name}": value for name, value in self._metrics.items()}
         values["training/policy_lag"] = statistics.policy_lag
         values["training/seconds"] = time.monotonic() - self._started
@@ -93,9 +99,15 @@ class Reports:
             values["episode/mean_length"] = statistics.mean_length
         if statistics.evaluation_episodes:
             values["evaluation/mean_return"] = statistics.evaluation_return
+        # Zeros too: `seedpod report` takes the parts together.
+        limiting, cpu = statistics.bottleneck(), service.cpu_seconds()
+        values |= {f"bottleneck/{part}": float(part == limiting) for part in _PARTS}
+        values |= {f"cpu_seconds/{f.name}": getattr(cpu, f.name) for f in cpu.DESCRIPTOR.fields}
         with self._writer.as_default(step=statistics.frames):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
+        # Whoever looks on shall see it now, not after TensorFlow's two minutes.
+        self._writer.flush()
 
 
 def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -203,7 +215,7 @@ class _LearnerCollector(Collector):
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )
-        for part in ("environment", "inference", "training", "replay"):
+        for part in _PARTS:
             bottleneck.add_metric([part], float(part == status.bottleneck))
         yield bottleneck
         cpu = CounterMetricFamily("seedpod_cpu_seconds", "CPU seconds by part", labels=["part"])

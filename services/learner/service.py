@@ -164,7 +164,7 @@ class LearnerService:
             thread.join()
         if self._training is not None:
             self._training.close()
-        self._reports.close(self._statistics)
+        self._reports.close(self)
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
         spec = join.check(request, self._config.max_slots)
@@ -272,7 +272,7 @@ class LearnerService:
         _log.info("resumed from %s at %d frames", saved.path, counters["frames"])
 
     def _after_update(self, metrics: dict[str, float]) -> None:
-        self._reports.training(metrics, self._statistics)
+        self._reports.training(metrics, self)
         if time.monotonic() >= self._next_checkpoint:
             self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
             self._save(wait=False)
