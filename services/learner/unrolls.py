@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from services.learner.roles import Role
 from services.learner.step_store import StepStore
 from services.shared.specs import EnvironmentSpec, StepType
 
@@ -140,6 +141,7 @@ class UnrollAssembler:
         state: tuple[npt.NDArray[np.generic], ...],
         unroll_length: int,
         unrolls_per_slot: int,
+        roles: npt.NDArray[np.uint8],
     ) -> None:
         """Starts with no unroll.
 
@@ -148,10 +150,12 @@ class UnrollAssembler:
           state: The recurrent state of each slot, [slots, ...] a tensor, before its next record.
           unroll_length: T; an unroll has T + 1 records and shares its last with the next one.
           unrolls_per_slot: Finished unrolls that a slot may hold.
+          roles: uint8 [slots], `Role`s: unrolls are cut of training slots alone.
         """
         slots = store.layout.slots
         self._store = store
         self._state = state
+        self._roles = roles
         self._length = unroll_length
         self._context = context_length(store.layout.spec)
         # Record numbers: of the unroll being made, of the episode's FIRST, of the oldest record
@@ -195,6 +199,10 @@ class UnrollAssembler:
         renewed = incarnation != store.slot_incarnation[slots]
         store.slot_incarnation[slots] = incarnation
         self._first[slots[first]] = records[first]
+        trained = self._roles[slots] == Role.TRAINING
+        if not trained.all():
+            self._pass_over(slots[~trained], records[~trained])
+            slots, records, renewed = slots[trained], records[trained], renewed[trained]
         complete = ~renewed & (records - self._start[slots] == self._length)
         starts = renewed | complete
         if not starts.any():
@@ -217,6 +225,14 @@ class UnrollAssembler:
             idle = slots[renewed]
             idle = idle[self._waiting[idle] == 0]
             self._oldest[idle] = self._start[idle]
+
+    def _pass_over(self, slots: IntArray, records: IntArray) -> None:
+        """Lets nothing wait for slots that are not trained on: their unroll ever begins anew."""
+        with self._condition:
+            self._start[slots] = records
+            # A training lease of the slot before may have left an unroll that training will take.
+            idle = self._waiting[slots] == 0
+            self._oldest[slots[idle]] = records[idle]
 
     def end(self) -> None:
         """Hands the unrolls that the last `begin` completed to training."""
