@@ -3,9 +3,9 @@
 {{- .root.Values.tls.existingSecret | default (printf "%s-%s-tls" (include "seedpod.fullname" .root) .component) }}
 {{- end }}
 
-{{/* The setting that makes a component use its certificate. */}}
+{{/* The setting that makes a component use its certificate; an evaluator is an actor. */}}
 {{- define "seedpod.tlsArgument" -}}
---set={{ . }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt}
+--set={{ eq . "evaluator" | ternary "actor" . }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt}
 {{- end }}
 
 {{/* Names that a component is called by. Takes root and component. */}}
