@@ -43,6 +43,7 @@ _STOP_SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
 _CLOSE_ONE_SECONDS = 0.5
 _LAST_WORD_SECONDS = 0.5
+_NAME_CHARACTERS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ class Worker:
             environments_per_group=config.environments_per_group,
             groups=config.groups,
             role=f"ACTOR_ROLE_{config.role.upper()}",
-            environment_name=config.environment_name,
+            environment_name=_printable(config.environment_name),
         )
         return LearnerClient(
             config.learner_address,
@@ -301,6 +302,11 @@ class Worker:
             )
         # Before any step: if one kills the process, its successor gets the lease.
         self._report()
+
+
+def _printable(name: str) -> str:
+    """As much of a name as the learner takes into its log."""
+    return "".join(c if c.isprintable() else "?" for c in name)[:_NAME_CHARACTERS]
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from tensorboard.plugins.image import metadata as image_metadata
 
 from services.learner import evaluation
+from services.learner.accounts import StepAccount
 from services.learner.recordings import Picture
 from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from services.learner.service import LearnerService
     from services.learner.training import Training
 
-_TENSORBOARD_SECONDS = 5.0
+# Between two records in the event file: dense at first, so that a short run has a curve too.
+_SUMMARY_SECONDS = (1.0, 5.0)
+_SUMMARY_SHARE = 0.05  # of the time since the start
+_PARTS = ("environment", "inference", "training", "replay")  # that can be the bottleneck
 _log = logging.getLogger(__name__)
 
 
@@ -68,17 +72,20 @@ class Reports:
         """Of the newest update; `behaviour_difference_max` is over the whole run."""
         return self._metrics
 
-    def training(self, metrics: dict[str, float], statistics: Statistics) -> None:
+    def training(self, metrics: dict[str, float], service: LearnerService) -> None:
         """Takes notice of an update."""
         if not metrics["skipped"]:
             self._behaviour_difference = max(
                 self._behaviour_difference, metrics["behaviour_difference"]
             )
         self._metrics = {**metrics, "behaviour_difference_max": self._behaviour_difference}
-        self._write_evaluation(statistics)
-        if time.monotonic() >= self._next_summary:
-            self._next_summary = time.monotonic() + _TENSORBOARD_SECONDS
-            self._summarize(statistics)
+        self._write_evaluation(service.statistics)
+        now = time.monotonic()
+        if now >= self._next_summary:
+            shortest, longest = _SUMMARY_SECONDS
+            elapsed = _SUMMARY_SHARE * (now - self._started)
+            self._next_summary = now + min(max(shortest, elapsed), longest)
+            self._summarize(service)
 
     def _write_evaluation(self, statistics: Statistics) -> None:
         """Appends a line to the results whenever there are as many new episodes as count."""
@@ -116,15 +123,16 @@ class Reports:
                 metadata=image_metadata.create_summary_metadata(tag, ""),
             )
 
-    def close(self, statistics: Statistics) -> None:
+    def close(self, service: LearnerService) -> None:
         """Completes the event file."""
         if self._writer is not None:
-            self._summarize(statistics)
+            self._summarize(service)
             self._writer.close()
 
-    def _summarize(self, statistics: Statistics) -> None:
+    def _summarize(self, service: LearnerService) -> None:
         if self._writer is None:
             return
+        statistics = service.statistics
         values = {f"training/{name}": value for name, value in self._metrics.items()}
         values["training/policy_lag"] = statistics.policy_lag
         values["training/seconds"] = time.monotonic() - self._started
@@ -135,9 +143,15 @@ class Reports:
             values["episode/mean_length"] = statistics.mean_length
         evaluated = evaluation.scalars(statistics.evaluation_episodes.copy())
         values |= {f"evaluation/{name}": value for name, value in evaluated.items()}
+        # Zeros too: `seedpod report` takes the parts together.
+        limiting, cpu = statistics.bottleneck(), service.cpu_seconds()
+        values |= {f"bottleneck/{part}": float(part == limiting) for part in _PARTS}
+        values |= {f"cpu_seconds/{f.name}": getattr(cpu, f.name) for f in cpu.DESCRIPTOR.fields}
         with self._writer.as_default(step=statistics.frames):
             for name, value in values.items():
                 tf.summary.scalar(name, value)
+        # Whoever looks on shall see it now, not after TensorFlow's two minutes.
+        self._writer.flush()
 
 
 def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
@@ -197,6 +211,23 @@ def _level_metrics(statistics: Statistics) -> Iterator[GaugeMetricFamily]:
     yield from (returns, values)
 
 
+def _step_metrics(steps: StepAccount) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    counters = (
+        ("received", "Delivered by actors, evaluation slots left out", steps.received),
+        ("trained", "Taken into training by this process", steps.trained),
+        (
+            "dropped",
+            "Of unrolls that an environment's loss left unfinished, and of dropped sequences",
+            steps.dropped,
+        ),
+    )
+    for name, help_text, value in counters:
+        yield CounterMetricFamily(f"seedpod_steps_{name}", help_text, value=value)
+    yield GaugeMetricFamily(
+        "seedpod_steps_unfinished", "Received, not taken into training yet", value=steps.unfinished
+    )
+
+
 class _LearnerCollector(Collector):
     """Reads the learner's counters at each scrape."""
 
@@ -253,7 +284,7 @@ class _LearnerCollector(Collector):
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )
-        for part in ("environment", "inference", "training", "replay"):
+        for part in _PARTS:
             bottleneck.add_metric([part], float(part == status.bottleneck))
         yield bottleneck
         cpu = CounterMetricFamily("seedpod_cpu_seconds", "CPU seconds by part", labels=["part"])
@@ -276,19 +307,16 @@ class _LearnerCollector(Collector):
             yield GaugeMetricFamily(
                 "seedpod_unrolls_waiting", "Finished, not taken by training", value=len(assembler)
             )
-            yield CounterMetricFamily(
-                "seedpod_dropped_records",
-                "Of unrolls that an environment's loss left unfinished",
-                value=assembler.dropped_records,
-            )
         if (training := self._service.training) is not None:
             yield from _replay_metrics(training)
+        if (steps := self._service.steps()) is not None:
+            yield from _step_metrics(steps)
         yield from self._bounds(self._service.training_slots)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)
 
-    def _bounds(self, slots: int) -> Iterator[GaugeMetricFamily]:
+    def _bounds(self, slots: int) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """What alerts compare with."""
         config = self._reports.config
         if config.algorithm == "vtrace":
@@ -298,9 +326,15 @@ class _LearnerCollector(Collector):
             yield GaugeMetricFamily(
                 "seedpod_policy_lag_bound", "Of slots that are equally fast", value=bound
             )
-        if (saved_at := self._service.checkpoint_saved_at) is not None:
+        checkpoints = self._service.checkpoints
+        if checkpoints.saved_at is not None:
             yield GaugeMetricFamily(
                 "seedpod_checkpoint_timestamp_seconds",
                 "Unix time of the newest checkpoint, of the start before the first",
-                value=saved_at,
+                value=checkpoints.saved_at,
+            )
+            yield CounterMetricFamily(
+                "seedpod_checkpoint_failures",
+                "Checkpoints that could not be written, or not begun in time",
+                value=checkpoints.failures,
             )

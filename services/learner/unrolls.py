@@ -133,7 +133,13 @@ def stack_index(
 
 
 class UnrollAssembler:
-    """Cuts the slots' records into unrolls."""
+    """Cuts the slots' records into unrolls.
+
+    Attributes:
+      received_steps: int64 [slots], records that were processed, without FIRST.
+      dropped_steps: int64 [slots], those of them that an environment's loss left in unfinished
+        unrolls.
+    """
 
     def __init__(
         self,
@@ -174,7 +180,10 @@ class UnrollAssembler:
         self._finishing = np.zeros((0, 3), np.int64)
         self._finished: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
-        self.dropped_records = 0
+        self.received_steps: IntArray = np.zeros(slots, np.int64)
+        self.dropped_steps: IntArray = np.zeros(slots, np.int64)
+        # Of `received_steps`, at the start of the unroll being made.
+        self._steps_at_start: IntArray = np.zeros(slots, np.int64)
 
     def __len__(self) -> int:
         """Finished unrolls that wait for training."""
@@ -202,19 +211,22 @@ class UnrollAssembler:
         trained = self._roles[slots] == Role.TRAINING
         if not trained.all():
             self._pass_over(slots[~trained], records[~trained])
-            slots, records, renewed = slots[trained], records[trained], renewed[trained]
+            slots, records = slots[trained], records[trained]
+            first, renewed = first[trained], renewed[trained]
+        self.received_steps[slots] += ~first
         complete = ~renewed & (records - self._start[slots] == self._length)
         starts = renewed | complete
         if not starts.any():
             return
-        dropped = records[renewed] - 1 - self._start[slots[renewed]]
-        self.dropped_records += int(np.maximum(dropped, 0).sum())
+        lost = slots[renewed]
+        self.dropped_steps[lost] += self.received_steps[lost] - self._steps_at_start[lost]
         done = slots[complete]
         self._finishing = np.stack(
             [done, self._start[done], self._number[done] % self._kept], axis=1
         )
         self._number[done] += 1
         at = slots[starts]
+        self._steps_at_start[at] = self.received_steps[at]
         for target, part in zip(self._start_state, self._state, strict=True):
             target[at, self._number[at] % self._kept] = part[at]
         with self._condition:
@@ -228,6 +240,10 @@ class UnrollAssembler:
 
     def _pass_over(self, slots: IntArray, records: IntArray) -> None:
         """Lets nothing wait for slots that are not trained on: their unroll ever begins anew."""
+        # What a training lease of the slot before has left unfinished.
+        received = self.received_steps[slots]
+        self.dropped_steps[slots] += received - self._steps_at_start[slots]
+        self._steps_at_start[slots] = received
         with self._condition:
             self._start[slots] = records
             # A training lease of the slot before may have left an unroll that training will take.
@@ -242,6 +258,18 @@ class UnrollAssembler:
             self._finished.extend(map(Unroll._make, self._finishing.tolist()))
             self._condition.notify()
         self._finishing = self._finishing[:0]
+
+    def unfinished_steps(self) -> int:
+        """Steps of the unrolls that are being made or wait, counted in the records themselves."""
+        with self._condition:
+            waiting = [(u.slot, u.start) for u in self._finished]
+            # Of a slot that is not trained on nothing comes after its start.
+            making = [(slot, int(self._start[slot])) for slot in range(len(self._start))]
+        slots, start = np.array(waiting + making, np.int64).reshape(-1, 2).T
+        records = start[:, None] + np.arange(1, self._length + 1)
+        step_type = self._store.step_type[slots[:, None], records % self._store.layout.ring]
+        written = records < self._store.written[slots][:, None]
+        return int(np.count_nonzero(written & (step_type != StepType.FIRST)))
 
     def stack_rows(self, slots: IntArray, records: IntArray, stack: int) -> IntArray:
         """Rows of the frames that the records' observations are stacked from.

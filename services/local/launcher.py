@@ -2,11 +2,13 @@
 
 `seedpod train` calls `train`. Every service is a process of its own and talks gRPC, as in a
 cluster; only the addresses and the folders are chosen here. A run's folder holds the experiment
-as it was run, checkpoints, TensorBoard events and a log file for each process.
+as it was run, checkpoints, TensorBoard events, a log file for each process and, in the end, the
+summary.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
@@ -17,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -24,6 +27,8 @@ import grpc
 from services.learner import checkpoint
 from services.local import view
 from services.local.process import LaunchError, Service
+from services.local.report import live
+from services.local.report.run import SUMMARY_FILE
 from services.shared import config, rpc
 from services.shared.cores import usable_cores
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -32,6 +37,7 @@ _STOP_SECONDS = 30.0
 _REPLAY_STOP_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _ADDRESS_FILE = "learner.address"
+_PAGE_FILE = "page.address"
 
 
 class StopFlag:
@@ -90,6 +96,7 @@ def _launch_locked(
     document = run / "experiment.yaml"
     before = document.read_text() if document.exists() else None
     newest = checkpoint.latest(run / "checkpoints")
+    (run / SUMMARY_FILE).unlink(missing_ok=True)
     _write(document, config.dump(place(experiment, run)))
     stop = StopFlag()
 
@@ -98,10 +105,12 @@ def _launch_locked(
 
     previous = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
+        with _page(experiment.local, run, screen):
+            summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    _write(run / SUMMARY_FILE, json.dumps(summary))
     if (
         summary["failure"]
         and before is not None
@@ -110,6 +119,19 @@ def _launch_locked(
         # Refused settings: the next `--resume` shall find those that the checkpoint is of.
         _write(document, before)
     return summary
+
+
+@contextlib.contextmanager
+def _page(settings: config.LocalConfig, run: pathlib.Path, screen: view.View) -> Iterator[None]:
+    """Serves the run's page meanwhile, and says where."""
+    with live.serve(settings, run, lambda: screen.values) as address:
+        if address is not None:
+            _write(run / _PAGE_FILE, address)
+            print(f"page: {address} (while it trains)", file=sys.stderr)
+        try:
+            yield
+        finally:
+            (run / _PAGE_FILE).unlink(missing_ok=True)
 
 
 def _write(path: pathlib.Path, text: str) -> None:
@@ -271,6 +293,8 @@ def evaluate(
         (run / "checkpoints" / saved.path.name).symlink_to(saved.path)
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
+        # There is nothing to look on at.
+        settings.append("local.page_port=null")
         experiment = config.load(str(document), [*overrides, *settings])
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
@@ -372,7 +396,9 @@ def describe(run: pathlib.Path) -> dict[str, str]:
         with rpc.channel(address.read_text(), tls=experiment.learner.tls) as channel:
             status = _status(inference_pb2_grpc.InferenceServiceStub(channel))
         if status is not None:
-            return view.describe(status, experiment.learner.total_frames)
+            values = view.describe(status, experiment.learner.total_frames)
+            page = run / _PAGE_FILE
+            return values | ({"page": page.read_text()} if page.exists() else {})
     newest = checkpoint.latest(run / "checkpoints")
     if newest is None:
         return {"state": "not running, and without a checkpoint"}

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from services.actor.metrics import ActorMetrics
+from services.learner.accounts import StepAccount
 from services.learner.reports import Reports
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
@@ -74,7 +75,7 @@ class _Service:
         self.statistics = Statistics(2, registry, np.zeros(2, np.uint8))
         self.live_actors = 1
         self.training_slots = 1
-        self.checkpoint_saved_at = 0.0
+        self.checkpoints = types.SimpleNamespace(saved_at=0.0, failures=0)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
         self.training = types.SimpleNamespace(
@@ -84,6 +85,9 @@ class _Service:
         self.assembler = UnrollAssembler(
             self.store, (), unroll_length=1, unrolls_per_slot=1, roles=np.zeros(2, np.uint8)
         )
+
+    def steps(self) -> StepAccount:
+        return StepAccount(0, 0, 0, 0)
 
     def status(self) -> inference_pb2.GetStatusResponse:
         cpu = inference_pb2.CpuSeconds(environment=1)

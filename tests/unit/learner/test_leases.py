@@ -5,7 +5,7 @@ import pytest
 
 from services.learner.leases import LeaseTable
 from services.learner.roles import Role
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 
 class Clock:
@@ -175,3 +175,19 @@ def test_evaluation_takes_the_highest_slots_and_moves_no_training_slot() -> None
     table.join("b", 1, 4, "")
     assert table.roles.tolist() == [Role.TRAINING] * 8
     assert table.slots_end == 8
+
+
+def test_a_lease_whose_join_was_given_up_is_free_at_once() -> None:
+    table, _ = _table()
+    table.abandon("nobody")
+    table.abandon(table.join("a", 1, 2, "").token)
+    assert (table.leased_slots, table.slots_end) == (0, 0)
+    # One that was used or asked for again has its grace period.
+    used = table.join("b", 1, 2, "")
+    group = table.open(used.token, 0, 0)
+    table.close(group.number, group.epoch)
+    again = table.join("c", 1, 2, "")
+    table.join("c", 1, 2, again.token)
+    for lease in (used, again):
+        table.abandon(lease.token)
+    assert table.leased_slots == 4
