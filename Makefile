@@ -45,6 +45,7 @@ type: setup ## Check the types.
 	$(VENV)/bin/mypy
 
 test: tools ## Run the tests (ARGS: pytest's arguments).
+	@scripts/install-browser
 	@exec $(PYTHON) -m pytest $(ARGS)
 
 test-images: setup ## Build the container images and let them train together (needs Docker).

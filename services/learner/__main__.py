@@ -29,7 +29,13 @@ def main() -> int:
         metavar="EPISODES",
         help="play so many episodes with the newest checkpoint instead of training",
     )
-    parser.add_argument("--greedy", action="store_true", help="evaluate the most probable actions")
+    parser.add_argument(
+        "--recordings",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --evaluate: wait for so many recordings, too",
+    )
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -41,11 +47,7 @@ def main() -> int:
     except config.ConfigError as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2
-    if "GLIBC_TUNABLES" not in os.environ:
-        # Large tensors in huge pages: decoding and pooling, bound by page faults, take half the
-        # time. The C library reads it at the start of a process only.
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, [sys.executable, "-m", "services.learner", *sys.argv[1:]])
+    processes.restart_for_large_arrays("services.learner")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow takes seconds to import; a wrong experiment is refused before that.
     from services.learner import devices
@@ -56,9 +58,7 @@ def main() -> int:
     from services.learner.service import LearnerService
 
     evaluation = (
-        None
-        if arguments.evaluate is None
-        else Evaluation(episodes=arguments.evaluate, greedy=arguments.greedy)
+        None if arguments.evaluate is None else Evaluation(arguments.evaluate, arguments.recordings)
     )
     try:
         service = LearnerService(experiment, evaluation)

@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_train(commands.add_parser("train", help="train an agent on this machine"))
     _add_eval(commands.add_parser("eval", help="play episodes with a checkpoint's policy"))
+    _add_report(commands.add_parser("report", help="write a page about runs, as one HTML file"))
     presets = commands.add_parser("presets", help="list the experiments that come with seedpod")
     presets.set_defaults(run=_presets)
     cluster_cli.add_parsers(commands.add_parser)
@@ -79,7 +80,7 @@ def _train(parsed: argparse.Namespace) -> int:
     else:
         experiment = config.load(source, overrides)
         run = launcher.new_run(parsed.runs, experiment.name)
-    return _report(launcher.train(experiment, run))
+    return _summarize(launcher.train(experiment, run))
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
@@ -91,15 +92,53 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--greedy", action="store_true", help="take the most probable actions, draw none"
     )
+    parser.add_argument(
+        "--video", type=pathlib.Path, metavar="DIR", help="record episodes, as GIFs in this folder"
+    )
+    parser.add_argument(
+        "--video-episodes", type=_count, default=1, metavar="N", help="how many (%(default)s)"
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write the result there, too"
+    )
     _add_overrides(parser)
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
-    summary = launcher.evaluate(parsed.checkpoint, parsed.episodes, parsed.greedy, parsed.overrides)
-    return _report(summary)
+    summary = launcher.evaluate(
+        parsed.checkpoint,
+        parsed.episodes,
+        parsed.greedy,
+        parsed.overrides,
+        parsed.video,
+        parsed.video_episodes,
+    )
+    if parsed.json is not None:
+        parsed.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return _summarize(summary)
 
 
-def _report(summary: dict[str, Any]) -> int:
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_report)
+    parser.add_argument(
+        "folders", nargs="+", type=pathlib.Path, metavar="RUN", help="a run's folder"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, default=pathlib.Path("report.html"), help="(%(default)s)"
+    )
+
+
+def _report(parsed: argparse.Namespace) -> int:
+    # Only here: numbers and messages of event files take a while to import.
+    from services.local.report import page, run
+
+    text = page.report(run.read_all(parsed.folders))
+    parsed.output.write_text(text, encoding="utf-8")
+    print(parsed.output)
+    return 0
+
+
+def _summarize(summary: dict[str, Any]) -> int:
     """Prints how a run ended; returns the exit status."""
     if summary["failure"]:
         print(f"seedpod: {summary['failure']}", file=sys.stderr)

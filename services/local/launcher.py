@@ -2,13 +2,16 @@
 
 `seedpod train` calls `train`. Every service is a process of its own and talks gRPC, as in a
 cluster; only the addresses and the folders are chosen here. A run's folder holds the experiment
-as it was run, checkpoints, TensorBoard events and a log file for each process.
+as it was run, checkpoints, TensorBoard events, a log file for each process and, in the end, the
+summary.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
+import json
 import pathlib
 import re
 import signal
@@ -16,6 +19,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
@@ -23,6 +27,8 @@ import grpc
 from services.learner import checkpoint
 from services.local import view
 from services.local.process import LaunchError, Service
+from services.local.report import live
+from services.local.report.run import SUMMARY_FILE
 from services.shared import config, rpc
 from services.shared.cores import usable_cores
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -31,6 +37,7 @@ _STOP_SECONDS = 30.0
 _REPLAY_STOP_SECONDS = 10.0
 _POLL_SECONDS = 1.0
 _ADDRESS_FILE = "learner.address"
+_PAGE_FILE = "page.address"
 
 
 class StopFlag:
@@ -89,6 +96,7 @@ def _launch_locked(
     document = run / "experiment.yaml"
     before = document.read_text() if document.exists() else None
     newest = checkpoint.latest(run / "checkpoints")
+    (run / SUMMARY_FILE).unlink(missing_ok=True)
     _write(document, config.dump(place(experiment, run)))
     stop = StopFlag()
 
@@ -97,10 +105,12 @@ def _launch_locked(
 
     previous = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
+        with _page(experiment.local, run, screen):
+            summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    _write(run / SUMMARY_FILE, json.dumps(summary))
     if (
         summary["failure"]
         and before is not None
@@ -109,6 +119,19 @@ def _launch_locked(
         # Refused settings: the next `--resume` shall find those that the checkpoint is of.
         _write(document, before)
     return summary
+
+
+@contextlib.contextmanager
+def _page(settings: config.LocalConfig, run: pathlib.Path, screen: view.View) -> Iterator[None]:
+    """Serves the run's page meanwhile, and says where."""
+    with live.serve(settings, run, lambda: screen.values) as address:
+        if address is not None:
+            _write(run / _PAGE_FILE, address)
+            print(f"page: {address} (while it trains)", file=sys.stderr)
+        try:
+            yield
+        finally:
+            (run / _PAGE_FILE).unlink(missing_ok=True)
 
 
 def _write(path: pathlib.Path, text: str) -> None:
@@ -134,7 +157,8 @@ class _Run:
         self._address = f"127.0.0.1:{_free_port()}"
         _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
-        self._actor_count = experiment.local.actors
+        self._local = experiment.local
+        self._evaluates = bool(learner_arguments)
         self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
@@ -184,14 +208,21 @@ class _Run:
         return Service("replay", command, self._folder / "replay.log")
 
     def _start_actors(self) -> None:
-        for i in range(self._actor_count):
-            command = [
-                *("-m", "services.actor", "--child", f"--experiment={self._document}"),
-                *(f"--set=actor.learner_address={self._address}", f"--name=actor-{i}"),
-            ]
-            if self._actor_metrics_port:
-                command.append(f"--set=actor.metrics_port={self._actor_metrics_port + i}")
-            self._actors.append(Service(f"actor-{i}", command, self._folder / f"actor-{i}.log"))
+        for i in range(self._local.actors):
+            self._start_actor(f"actor-{i}")
+        if self._local.evaluation_environments and not self._evaluates:
+            self._start_actor("evaluator", *evaluator_settings(self._local))
+
+    def _start_actor(self, name: str, *settings: str) -> None:
+        command = [
+            *("-m", "services.actor", "--child", f"--experiment={self._document}"),
+            *(f"--set=actor.learner_address={self._address}", f"--name={name}"),
+        ]
+        if self._actor_metrics_port:
+            port = self._actor_metrics_port + len(self._actors)
+            command.append(f"--set=actor.metrics_port={port}")
+        command += [f"--set={setting}" for setting in settings]
+        self._actors.append(Service(name, command, self._folder / f"{name}.log"))
 
     def _wind_down(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
@@ -219,7 +250,12 @@ class _Run:
 
 
 def evaluate(
-    checkpoint_path: pathlib.Path, episodes: int, greedy: bool, overrides: list[str]
+    checkpoint_path: pathlib.Path,
+    episodes: int,
+    greedy: bool,
+    overrides: list[str],
+    video: pathlib.Path | None = None,
+    video_episodes: int = 1,
 ) -> dict[str, Any]:
     """Plays episodes with a checkpoint's policy.
 
@@ -228,24 +264,49 @@ def evaluate(
       episodes: At least so many.
       greedy: Take the most probable action instead of drawing one.
       overrides: Of the checkpoint's experiment.
+      video: Where recordings are kept; None: nothing is recorded.
+      video_episodes: How many to record.
 
     Returns:
       The learner's summary: returns and lengths.
 
     Raises:
       CheckpointError: It cannot be read.
+      OSError: The folder for recordings cannot be made.
     """
     saved = checkpoint.read(checkpoint_path.resolve())
+    settings = ["actor.role=evaluation"]
+    arguments = [f"--evaluate={episodes}"]
+    if greedy:
+        settings.append("learner.evaluation.greedy=true")
+    if video is not None:
+        video.mkdir(parents=True, exist_ok=True)
+        settings += [
+            f"learner.evaluation.recordings_directory={json.dumps(str(video.resolve()))}",
+            f"learner.evaluation.recordings_to_keep={max(video_episodes, 20)}",
+            *("actor.recording.every_episodes=1", f"actor.recording.episodes={video_episodes}"),
+        ]
+        arguments.append(f"--recordings={video_episodes}")
     with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as folder:
         run = pathlib.Path(folder)
         (run / "checkpoints").mkdir()
         (run / "checkpoints" / saved.path.name).symlink_to(saved.path)
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
-        experiment = config.load(str(document), overrides)
-        arguments = [f"--evaluate={episodes}", *(["--greedy"] if greedy else [])]
+        # There is nothing to look on at.
+        settings.append("local.page_port=null")
+        experiment = config.load(str(document), [*overrides, *settings])
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
-    return {**summary, "checkpoint": str(checkpoint_path), "run": None}
+    recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
+    return {**summary, "recordings": recordings, "checkpoint": str(checkpoint_path), "run": None}
+
+
+def evaluator_settings(local: config.LocalConfig) -> tuple[str, ...]:
+    """What makes an actor the evaluator of a local run."""
+    return (
+        *("actor.role=evaluation", "actor.workers=1", "actor.groups=1"),
+        f"actor.environments_per_group={local.evaluation_environments}",
+    )
 
 
 def _check_slots(experiment: config.Experiment) -> None:
@@ -253,10 +314,12 @@ def _check_slots(experiment: config.Experiment) -> None:
     actor = experiment.actor
     workers = experiment.local.actors * (actor.workers or usable_cores())
     wanted = workers * actor.groups * actor.environments_per_group
+    wanted += experiment.local.evaluation_environments
     if wanted > experiment.learner.max_slots:
         raise LaunchError(
             f"{workers} workers with {actor.groups} groups of {actor.environments_per_group}"
-            f" environments need {wanted} env slots, learner.max_slots is"
+            f" environments, and {experiment.local.evaluation_environments} for evaluation, need"
+            f" {wanted} env slots, learner.max_slots is"
             f" {experiment.learner.max_slots}"
         )
 
@@ -267,6 +330,7 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
         update={
             "checkpoint_directory": str(run / "checkpoints"),
             "log_directory": str(run / "tensorboard"),
+            "evaluation": _place_evaluation(experiment.learner.evaluation, run),
         }
     )
     # Several runs on one machine shall not fight for the default port; one that was asked for is
@@ -274,6 +338,18 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
     if "metrics_port" not in experiment.learner.model_fields_set:
         learner = learner.model_copy(update={"metrics_port": 0})
     return experiment.model_copy(update={"learner": learner})
+
+
+def _place_evaluation(
+    settings: config.EvaluationConfig, run: pathlib.Path
+) -> config.EvaluationConfig:
+    """In the run's folder, unless another one was asked for."""
+    places = {
+        "results_path": str(run / "evaluations.jsonl"),
+        "recordings_directory": str(run / "videos"),
+    }
+    unset = {name: path for name, path in places.items() if getattr(settings, name) is None}
+    return settings.model_copy(update=unset)
 
 
 def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:
@@ -320,7 +396,9 @@ def describe(run: pathlib.Path) -> dict[str, str]:
         with rpc.channel(address.read_text(), tls=experiment.learner.tls) as channel:
             status = _status(inference_pb2_grpc.InferenceServiceStub(channel))
         if status is not None:
-            return view.describe(status, experiment.learner.total_frames)
+            values = view.describe(status, experiment.learner.total_frames)
+            page = run / _PAGE_FILE
+            return values | ({"page": page.read_text()} if page.exists() else {})
     newest = checkpoint.latest(run / "checkpoints")
     if newest is None:
         return {"state": "not running, and without a checkpoint"}

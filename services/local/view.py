@@ -19,13 +19,18 @@ _LINE_SECONDS = 10.0
 
 
 class View(abc.ABC):
-    """Shows the learner's status on stderr."""
+    """Shows the learner's status on stderr.
+
+    Attributes:
+      values: What is shown now, by name.
+    """
 
     def __init__(self) -> None:
         """Prepares the view; it is on screen while it is entered."""
         self._started = time.monotonic()
         self._next_line = 0.0
         self._answered = False
+        self.values: dict[str, str] = {}
         console = rich.console.Console(stderr=True)
         self._live = (
             rich.live.Live(console=console, refresh_per_second=2) if sys.stderr.isatty() else None
@@ -49,17 +54,18 @@ class View(abc.ABC):
 
     def show(self, status: inference_pb2.GetStatusResponse | None, restarts: int) -> None:
         """Shows a status; None: the learner does not answer (yet)."""
-        values = self._values(status, restarts)
+        self.values = self._values(status, restarts)
         if self._live is not None:
             table = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
             table.add_column(style="cyan")
             table.add_column()
-            for name, value in values.items():
+            for name, value in self.values.items():
                 table.add_row(name, value)
             self._live.update(table)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _LINE_SECONDS
-            print("  ".join(f"{k}: {v}" for k, v in values.items()), file=sys.stderr, flush=True)
+            line = "  ".join(f"{k}: {v}" for k, v in self.values.items())
+            print(line, file=sys.stderr, flush=True)
 
     def _values(
         self, status: inference_pb2.GetStatusResponse | None, restarts: int
@@ -111,8 +117,8 @@ class EvaluationView(View):
 
     def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
         return {
-            "episodes": f"{status.episodes:,}",
-            "return": f"{_number(status.mean_return)} (all episodes)",
+            "episodes": f"{status.evaluation_episodes:,}",
+            "return": _mean_and_error(status),
             "environments": f"{status.live_slots} live",
         }
 
@@ -121,9 +127,12 @@ def _evaluation(status: inference_pb2.GetStatusResponse) -> dict[str, str]:
     """Of the evaluation slots, if there are any."""
     if math.isnan(status.evaluation_return):
         return {}
-    return {
-        "evaluation": f"{_number(status.evaluation_return)} (newest 10 of each evaluation slot)"
-    }
+    return {"evaluation": f"{_mean_and_error(status)} (last {status.evaluation_episodes} episodes)"}
+
+
+def _mean_and_error(status: inference_pb2.GetStatusResponse) -> str:
+    mean, error = status.evaluation_return, status.evaluation_standard_error
+    return _number(mean) + ("" if math.isnan(error) else f" ± {error:.3f}")
 
 
 def _number(value: float) -> str:
