@@ -92,7 +92,7 @@ class Neighbour:
 
     def __init__(self, learner: Learner) -> None:
         self._process = psutil.Process(learner.transport._front_ends[0].process.pid)
-        self._stream = Stream(learner, learner.join())
+        self._stream = Stream(learner, learner.join(), timeout=600)
         self._sequence = 0
         self.step()
         self._before = self._process.memory_info().rss
@@ -123,14 +123,14 @@ def test_bad_joins_and_status_requests(learner: Learner) -> None:
         lease_token="0123",
     ).SerializeToString()
     refused = 0
-    for number in range(600):
+    for number in range(400):
         data = mutate(good, choose)
         refused += check(lambda d=data: _unary(learner, "Join", d))  # type: ignore[misc]
         # What it is asked is nothing, so that any bytes say it.
         assert not check(lambda d=data: _unary(learner, "GetStatus", d))  # type: ignore[misc]
         if number % 50 == 0:
             neighbour.step()
-    assert refused > 400
+    assert refused > 250
     neighbour.check()
 
 
@@ -142,7 +142,7 @@ def test_bad_steps(learner: Learner) -> None:
     choose = random.Random(2)
     neighbour = Neighbour(learner)
     refused = 0
-    for number in range(300):
+    for number in range(150):
         token = learner.join()
         metadata = ((rpc.LEASE_METADATA, token), (rpc.GROUP_METADATA, "0"))
         messages = [request(1, StepType.FIRST).SerializeToString()]
@@ -152,11 +152,11 @@ def test_bad_steps(learner: Learner) -> None:
             # All environments may be declared absent, and a repeated field is a valid request.
             grpc.StatusCode.DEADLINE_EXCEEDED,
         )
-        if number % 30 == 0:
+        if number % 15 == 0:
             neighbour.step()
         while learner.transport.leases.leased_slots > 48:
             time.sleep(0.05)
-    assert refused > 250
+    assert refused > 120
     neighbour.check()
 
 
@@ -192,6 +192,7 @@ def test_bad_calls_of_replay(replay: ReplayServer, tmp_path: pathlib.Path) -> No
     neighbour = InsertCall(replay, writer_id=1)
     neighbour.receive()
     neighbour.insert(1, np.ones(50))
+    neighbour.end()
     assert replay.process is not None
     process = psutil.Process(replay.process.pid)
     before = process.memory_info().rss
@@ -214,7 +215,7 @@ def test_bad_calls_of_replay(replay: ReplayServer, tmp_path: pathlib.Path) -> No
     late = grpc.StatusCode.DEADLINE_EXCEEDED
     refused = 0
     with rpc.channel(replay.address) as channel:
-        for number in range(250):
+        for number in range(120):
             insert = insert_request(1, [1.0, 2.0], 100).SerializeToString()
             first = opening.SerializeToString()
             damaged_first = mutate(first, choose) if number % 5 == 0 else first
@@ -231,7 +232,9 @@ def test_bad_calls_of_replay(replay: ReplayServer, tmp_path: pathlib.Path) -> No
                 call = channel.unary_unary(REPLAY + method)
                 refused += check(lambda c=call, d=data: c(d, timeout=3.0), late)  # type: ignore[misc]
             channel.unary_unary(REPLAY + "GetStatus")(data, timeout=TIMEOUT)
-    assert refused > 700
+    assert refused > 300
+    neighbour = InsertCall(replay, writer_id=1)
+    assert neighbour.receive().sequence == 1
     neighbour.insert(2, [3.0])
     header = replay.stub().Sample(sample_request(8), timeout=TIMEOUT).header
     assert np.isfinite(np.frombuffer(header.weights)).all()

@@ -101,11 +101,13 @@ class Learner:
 class Stream:
     """One Act stream."""
 
-    def __init__(self, learner: Learner, token: str, group: int | str = 0) -> None:
+    def __init__(
+        self, learner: Learner, token: str, group: int | str = 0, timeout: float = TIMEOUT
+    ) -> None:
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         metadata = ((rpc.LEASE_METADATA, token), (rpc.GROUP_METADATA, str(group)))
         self._call = learner.stub.Act(
-            iter(self._requests.get, None), metadata=metadata, timeout=TIMEOUT, wait_for_ready=True
+            iter(self._requests.get, None), metadata=metadata, timeout=timeout, wait_for_ready=True
         )
 
     def send(self, request: ActRequest) -> None:
