@@ -160,6 +160,21 @@ def test_bad_steps(learner: Learner) -> None:
     neighbour.check()
 
 
+def test_bad_recordings(learner: Learner) -> None:
+    choose = random.Random(4)
+    neighbour = Neighbour(learner)
+    good = inference_pb2.PutRecordingRequest(
+        lease_token=learner.join(), name="a.gif", data=b"GIF89a" * 10
+    ).SerializeToString()
+    call = learner.channel.stream_unary(LEARNER + "PutRecording")
+    for _ in range(150):
+        messages = [mutate(good, choose) for _ in range(2)]
+        check(lambda m=messages: call(iter(m), timeout=TIMEOUT))  # type: ignore[misc]
+    neighbour.check()
+    folder = learner.recordings
+    assert all(path.parent == folder for path in folder.rglob("*"))
+
+
 @pytest.mark.parametrize(
     ("lease", "group"),
     [("", "0"), ("nobody", "0"), ("x" * 3000, "0"), ("{token}", "-1"), ("{token}", "9" * 40)],
