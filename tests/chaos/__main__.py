@@ -15,6 +15,8 @@ import sys
 import tempfile
 import time
 
+import psutil
+
 from tests.chaos import outcome, suite
 from tests.chaos.system import ChaosError
 
@@ -46,7 +48,7 @@ def main() -> int:
             for found in suite.ALL[name](root / name, settings):
                 print(f"{time.strftime('%H:%M:%S')} {found}", file=sys.stderr, flush=True)
                 outcomes.append(found)
-        except (ChaosError, OSError) as error:
+        except (ChaosError, OSError, psutil.Error) as error:
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             outcomes.append(outcome.Outcome(f"{name} broke off", 1, 0, note=str(error)[:200]))
             failed = True

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import psutil
 
@@ -54,12 +55,8 @@ def stop_each(system: System, kinds: Sequence[str], seconds: float) -> list[Outc
     """SIGSTOP of each kind for so long, then SIGCONT."""
 
     def stop(system: System, kind: str) -> None:
-        process = system.find(kind)
-        process.suspend()
-        try:
+        with _stopped(system.find(kind)):
             system.sleep(seconds)
-        finally:
-            process.resume()
 
     return [
         _fault(system, f"SIGSTOP of {NAMES[kind]} for {seconds:.0f} s", kind, stop)
@@ -72,10 +69,8 @@ def notice_a_stopped_actor(system: System) -> Outcome:
     outcome = Outcome("SIGSTOP of an environment worker, beyond the lease's grace", injected=1)
     before = system.metric("streams")
     leased = system.metric("leased_slots")
-    process = system.find("worker")
-    process.suspend()
     began = time.monotonic()
-    try:
+    with _stopped(system.find("worker")):
         deadline = 2 * system.keepalive_seconds
         system.wait(
             lambda: system.metric("streams") < before,
@@ -88,8 +83,6 @@ def notice_a_stopped_actor(system: System) -> Outcome:
             "its slots to be free",
             system.grace_seconds + 5,
         )
-    finally:
-        process.resume()
     system.wait(lambda: system.metric("streams") == before, "it to come back", _PATIENCE_SECONDS)
     outcome.recovered = 1
     outcome.longest_pause_seconds = system.longest_pause(began)
@@ -114,6 +107,17 @@ def scale(system: System, counts: Sequence[int]) -> Outcome:
         outcome.recovered += 1
     outcome.longest_pause_seconds = system.longest_pause(began)
     return outcome
+
+
+@contextlib.contextmanager
+def _stopped(process: psutil.Process) -> Iterator[None]:
+    """SIGSTOP, then SIGCONT, unless it was replaced meanwhile."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def _kill(system: System, kind: str) -> None:
