@@ -158,7 +158,7 @@ def _draw_board(canvas: Canvas, view: View) -> None:
     clock = f"{seconds // 60}:{seconds % 60:02d}.{tenths}"
     left = f"{view.steps_left / _STEPS_PER_SECOND:.0f} s left"
     canvas.text((WIDTH - 14, y - 7), clock, 14, WHITE, "rm")
-    canvas.text((WIDTH - 14, y + 10), left, 10, _MUTED, "rm")
+    canvas.text((WIDTH - 14, y + 10), left, 11, _MUTED, "rm")
     canvas.text((14, y), _MODES[view.game_mode], 12, LEFT_COLOR, "lm")
 
 
