@@ -190,7 +190,9 @@ def _draw_ball(canvas: Canvas, ball: Sequence[float]) -> None:
     if rise > 0:
         canvas.circle((x, y), _BALL_RADIUS, _SHADOW, squash=0.5)
         canvas.line([(x, y), (x, y - rise)], blend(WHITE, _TURF, 0.4), 0.75)
-        canvas.text((x + 9, y - rise), f"{height:.1f} m", 9, WHITE, "lm")
+        # Beside the ball, on the side of the field's middle.
+        side, anchor = (-10, "rm") if x > _CENTER[0] else (10, "lm")
+        canvas.text((x + side, y - rise), f"{height:.1f} m", 10, WHITE, anchor)
     radius = _BALL_RADIUS * (1 + rise / _HIGHEST_PIXELS)
     canvas.circle((x, y - rise), radius + 1, BLACK)
     canvas.circle((x, y - rise), radius, WHITE)
