@@ -117,8 +117,9 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def run(self) -> None:
         """The body of the thread, whose priority the threads of connections inherit."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        thread = threading.get_native_id()
+        niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)
         self.serve_forever(poll_interval=0.2)
 
     def process_request(self, request: Any, client_address: Any) -> None:
