@@ -41,11 +41,7 @@ def main() -> int:
     except config.ConfigError as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2
-    if "GLIBC_TUNABLES" not in os.environ:
-        # Large tensors in huge pages: decoding and pooling, bound by page faults, take half the
-        # time. The C library reads it at the start of a process only.
-        os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-        os.execv(sys.executable, [sys.executable, "-m", "services.learner", *sys.argv[1:]])
+    processes.restart_for_large_arrays("services.learner")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow takes seconds to import; a wrong experiment is refused before that.
     from services.learner import devices

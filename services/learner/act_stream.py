@@ -15,8 +15,8 @@ import numpy.typing as npt
 from services.learner.step_store import StepStore
 from services.shared import wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
-from services.shared.rpc import StatusError
 from services.shared.specs import ContinuousActionSpec, DataType, StepType
+from services.shared.status import StatusError
 
 # Plain integers: numpy compares with them several times faster than with an enum's members.
 _FIRST, _LAST, _ABSENT = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABSENT)
@@ -26,16 +26,17 @@ class ActStream:
     """One group's stream: checks its requests, writes them to the store, makes its answers."""
 
     def __init__(self, store: StepStore, group: int, epoch: int, slots: list[int]) -> None:
-        """Wraps the group that the learner gave to the stream.
+        """Wraps the group that the learner gave to the calling task's stream.
 
-        `revoked` is set when a newer stream has the group, `finished` by an answer that tells the
-        actor that training is over.
+        `finished` is set by an answer that tells the actor that training is over.
         """
+        task = asyncio.current_task()
+        assert task is not None, "gRPC runs each call in a task"
+        self.task = task
         spec = store.layout.spec
         self.group = group
         self.epoch = epoch
         self.answered = asyncio.Event()
-        self.revoked = False
         self.finished = False
         self._store = store
         self._slots = np.array(slots, np.int64)
@@ -45,6 +46,11 @@ class ActStream:
         self._scale = (
             spec.action.to_environment if isinstance(spec.action, ContinuousActionSpec) else None
         )
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no newer stream has the group, here or in another front end."""
+        return int(self._store.group_epoch[self.group]) == self.epoch
 
     def accept(self, request: wire.ActRequestFields) -> bool:
         """Writes a request's rows into the store.

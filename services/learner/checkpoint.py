@@ -12,20 +12,17 @@ on and looks healthy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
-import logging
 import os
 import pathlib
 import re
 import shutil
-import threading
-import time
 import zipfile
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,19 +32,25 @@ from services.shared import wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
 
+if TYPE_CHECKING:
+    from services.learner.checkpoint_writer import Claim
+
 FORMAT_VERSION = 2
+# Of what is being written, and what no learner restores.
+TEMPORARY_PREFIX = ".incomplete-"
 
 Array = npt.NDArray[Any]
 _NAME = re.compile(r"checkpoint-(\d{12})")
-_TEMPORARY_PREFIX = ".incomplete-"
 _VARIABLES = "variables.npz"
 _META = "meta.json"
-_LOCK = ".lock"
-_log = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint that cannot be written or used; the message names the file and both sides."""
+
+
+class _Damaged(CheckpointError):
+    """It is not what was saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +95,23 @@ class Checkpoint:
         Raises:
           CheckpointError: The file is damaged, or does not fit `expected`.
         """
+        try:
+            arrays = self._load()
+        except _Damaged as error:
+            raise _with_offer(error, self.path) from error
+        if expected is not None:
+            check_variables(arrays, expected, str(self.path / _VARIABLES))
+        return arrays
+
+    def _load(self) -> dict[str, Array]:
         path = self.path / _VARIABLES
         try:
             if _sha256(path) != self.sha256:
-                raise CheckpointError(f"{path}: is damaged: its SHA-256 is not that of {_META}")
+                raise _Damaged(f"{path}: is damaged: its SHA-256 is not that of {_META}")
             with np.load(path, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
+                return {name: archive[name] for name in archive.files}
         except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise CheckpointError(f"{path}: cannot be read: {error}") from error
-        if expected is not None:
-            check_variables(arrays, expected, str(path))
-        return arrays
+            raise _Damaged(f"{path}: cannot be read: {error}") from error
 
 
 def check_variables(arrays: Mapping[str, Array], expected: Mapping[str, Any], source: str) -> None:
@@ -139,15 +148,39 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
     """Reads a checkpoint's description.
 
     Raises:
-      CheckpointError: It is damaged, or of another format version.
+      CheckpointError: It is damaged, or of another format version; if it is damaged, the message
+        names the newest good one before it.
     """
     path = pathlib.Path(path)
+    try:
+        return _read(path)
+    except _Damaged as error:
+        raise _with_offer(error, path) from error
+
+
+def _with_offer(error: _Damaged, path: pathlib.Path) -> CheckpointError:
+    """The error with what can be done about it; nothing is taken silently in its place."""
+    for older in reversed(_complete(path.parent)):
+        if older.name >= path.name:
+            continue
+        try:
+            _read(older)._load()
+        except CheckpointError:
+            continue
+        return CheckpointError(
+            f"{error}; the newest good one before it is {older}: move {path} away to go on from"
+            " there"
+        )
+    return CheckpointError(f"{error}; there is no good one before it")
+
+
+def _read(path: pathlib.Path) -> Checkpoint:
     meta_path = path / _META
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         version = meta["format_version"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{meta_path}: cannot be read: {error!r}") from error
+        raise _Damaged(f"{meta_path}: cannot be read: {error!r}") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(
             f"{meta_path}: has format version {version}, this learner reads {FORMAT_VERSION}"
@@ -161,7 +194,7 @@ def read(path: str | os.PathLike[str]) -> Checkpoint:
             sha256=meta["sha256"],
         )
     except (ValueError, KeyError, TypeError, AttributeError, json_format.ParseError) as error:
-        raise CheckpointError(f"{meta_path}: cannot be read: {error!r}") from error
+        raise _Damaged(f"{meta_path}: cannot be read: {error!r}") from error
 
 
 def save(
@@ -171,6 +204,7 @@ def save(
     environment_spec: EnvironmentSpec,
     experiment: str,
     keep: int,
+    claim: Claim | None = None,
 ) -> pathlib.Path:
     """Writes a checkpoint and removes all but the newest.
 
@@ -185,18 +219,20 @@ def save(
       environment_spec: What the network was made for.
       experiment: The experiment as YAML.
       keep: How many checkpoints to leave.
+      claim: On the directory; None: nobody else can be writing to it.
 
     Returns:
       The checkpoint's directory.
 
     Raises:
       CheckpointError: It could not be written.
+      checkpoint_writer.ClaimLost: Another learner has the directory now; nothing was written.
     """
     root = pathlib.Path(directory)
     name = f"checkpoint-{counters['updates']:012d}"
     if (root / name).exists():
         return root / name
-    temporary = root / f"{_TEMPORARY_PREFIX}{name}"
+    temporary = root / f"{TEMPORARY_PREFIX}{'unclaimed' if claim is None else claim.token}"
     objects = sorted(key for key, array in variables.items() if array.dtype.hasobject)
     if objects:
         raise CheckpointError(f"{root / name}: variables {objects} are no numbers")
@@ -217,108 +253,20 @@ def save(
             text_file.flush()
             os.fsync(text_file.fileno())
         _force_directory(temporary)
+        if claim is not None:
+            claim.check()
         temporary.rename(root / name)
         _force_directory(root)
         for old in _complete(root)[:-keep]:
             shutil.rmtree(old)
     except OSError as error:
+        if claim is not None:
+            with contextlib.suppress(OSError):
+                claim.check()  # it may be why
         raise CheckpointError(f"{root / name}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
     return root / name
-
-
-class Writer:
-    """Saves a run's checkpoints, in the background if asked to."""
-
-    def __init__(self, directory: str | os.PathLike[str] | None, keep: int) -> None:
-        """Sets where checkpoints go (None: nowhere) and how many are kept.
-
-        `newest` is the newest checkpoint's path; `saved_at` the Unix time of the last success,
-        of this moment before the first; None if checkpoints go nowhere.
-        """
-        self._directory = None if directory is None else pathlib.Path(directory)
-        self._keep = keep
-        self._lock: IO[str] | None = None
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
-        self.newest: pathlib.Path | None = None if directory is None else latest(directory)
-        self.saved_at: float | None = None if directory is None else time.time()
-
-    def claim(self) -> None:
-        """Makes the directory this process's own, until it ends, however it ends.
-
-        Raises:
-          CheckpointError: Another learner writes to it, or it cannot be written to.
-        """
-        if self._directory is None:
-            return
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._lock = (self._directory / _LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CheckpointError(f"{self._directory}: another learner writes to it") from None
-        except OSError as error:
-            raise CheckpointError(f"{self._directory}: cannot be written to: {error}") from error
-        # What the one before has saved as its last.
-        self.newest = latest(self._directory)
-
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint, or None.
-
-        Raises:
-          CheckpointError: It is damaged; an older one is not taken silently in its place.
-        """
-        return None if self.newest is None else read(self.newest)
-
-    def save(
-        self,
-        variables: Mapping[str, Array],
-        counters: Mapping[str, int],
-        environment_spec: EnvironmentSpec,
-        experiment: str,
-        *,
-        wait: bool,
-    ) -> None:
-        """Saves a checkpoint; see the function of that name.
-
-        Args:
-          variables: Arrays by name; must not change any more.
-          counters: See `save`.
-          environment_spec: See `save`.
-          experiment: See `save`.
-          wait: Return when it is on disk. Otherwise it is written in the background, after the
-            one before, and a failure is logged: training need not end because a disk is full.
-
-        Raises:
-          CheckpointError: It could not be written, and `wait` is set.
-        """
-        if self._directory is None:
-            return
-        self._join()
-        self._error = None
-        directory, frozen_counters = self._directory, dict(counters)
-
-        def write() -> None:
-            try:
-                self.newest = save(
-                    directory, variables, frozen_counters, environment_spec, experiment, self._keep
-                )
-                self.saved_at = time.time()
-            except Exception as error:  # whatever it is, training goes on
-                _log.error("%s", error)
-                self._error = error
-
-        self._thread = threading.Thread(target=write, name="checkpoint")
-        self._thread.start()
-        if wait:
-            self._join()
-            if self._error is not None:
-                raise self._error
-
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
 
 def _spec_to_json(spec: EnvironmentSpec) -> dict[str, Any]:

@@ -31,10 +31,10 @@ from services.learner import control
 from services.learner.act_stream import ActStream, invalid
 from services.learner.control import Message, Method
 from services.learner.step_store import COUNTERS, StepStore, StoreLayout
-from services.shared import processes, rpc, wire
-from services.shared.config import TlsConfig
+from services.shared import config, processes, rpc, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
+from services.shared.tls import authorize
 from services.shared.varint import MalformedMessage
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
@@ -42,6 +42,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_nam
 _CONTROL_TIMEOUT_SECONDS = {Method.JOIN: 300.0, Method.OPEN: 60.0, Method.STATUS: 30.0}
 _STOP_GRACE_SECONDS = 2.0
 _MAX_GROUP_DIGITS = 9
+_TAKEN_OVER = "a newer stream has taken this group over"
 
 RpcMethod = Callable[[Any, Any], Awaitable[Any]]
 
@@ -51,7 +52,14 @@ _log = logging.getLogger(__name__)
 class FrontEnd:
     """The servicer and its connection to the learner."""
 
-    def __init__(self, index: int, end: socket.socket, wake_fd: int, answer_fd: int) -> None:
+    def __init__(
+        self,
+        index: int,
+        end: socket.socket,
+        wake_fd: int,
+        answer_fd: int,
+        tls: config.TlsConfig | None,
+    ) -> None:
         """Connects to the learner.
 
         Args:
@@ -59,7 +67,9 @@ class FrontEnd:
           end: The control socket.
           wake_fd: Eventfd that wakes the learner's inference loop.
           answer_fd: Eventfd by which the learner wakes this process.
+          tls: The learner's certificate, and who may call.
         """
+        self._tls = tls
         self._index = index
         self._control = end
         self._wake_fd = wake_fd
@@ -79,7 +89,11 @@ class FrontEnd:
 
     async def join(self, request: bytes, context: Any) -> bytes:
         """Join: the learner decides."""
-        return await self._call_or_abort(Method.JOIN, request, context)
+        try:
+            authorize(context, self._tls, "actor", "Join")
+        except StatusError as error:
+            await context.abort(error.code, error.message)
+        return await self._call_or_abort(Method.JOIN, request, context, self._abandon)
 
     async def get_status(self, request: bytes, context: Any) -> bytes:
         """GetStatus: the learner knows."""
@@ -88,6 +102,7 @@ class FrontEnd:
     async def act(self, _: object, context: Any) -> None:
         """Act: one stream for each group."""
         try:
+            authorize(context, self._tls, "actor", "Act")
             stream = await self._open(context)
         except StatusError as error:
             await context.abort(error.code, error.message)
@@ -104,6 +119,10 @@ class FrontEnd:
         except StatusError as error:
             counters[COUNTERS.index("rejected")] += error.code is grpc.StatusCode.INVALID_ARGUMENT
             await context.abort(error.code, error.message)
+        except asyncio.CancelledError:
+            if stream.is_current:
+                raise
+            await context.abort(grpc.StatusCode.ABORTED, _TAKEN_OVER)
         finally:
             counters[COUNTERS.index("streams")] -= 1
             self._close(stream)
@@ -139,8 +158,8 @@ class FrontEnd:
         counters: npt.NDArray[np.float64],
         message: bytes,
     ) -> bytes:
-        if stream.revoked:
-            raise StatusError(grpc.StatusCode.ABORTED, "a newer stream has taken this group over")
+        if not stream.is_current:
+            raise StatusError(grpc.StatusCode.ABORTED, _TAKEN_OVER)
         try:
             request = wire.read_act_request(message)
         except MalformedMessage as error:
@@ -156,8 +175,6 @@ class FrontEnd:
         store.requests[self._index].put(stream.group, stream.epoch)
         os.eventfd_write(self._wake_fd, 1)
         await stream.answered.wait()
-        if stream.revoked:
-            raise StatusError(grpc.StatusCode.ABORTED, "a newer stream has taken this group over")
         return stream.answer()
 
     async def _open(self, context: Any) -> ActStream:
@@ -169,24 +186,21 @@ class FrontEnd:
                 f"metadata {rpc.LEASE_METADATA!r} and {rpc.GROUP_METADATA!r} (a number) must name"
                 f" the lease and the group, given: {lease!r} and {group[:32]!r}"
             )
-        future = self._ask(Method.OPEN, json.dumps({"lease": lease, "group": int(group)}).encode())
-        try:
-            # Shielded: an answer that comes after the call was cancelled is still heard of.
-            payload = await self._answer_in_time(Method.OPEN, asyncio.shield(future))
-        except BaseException:
-            future.add_done_callback(self._close_unwanted)
-            raise
-        reply = json.loads(payload)
+        question = json.dumps({"lease": lease, "group": int(group)}).encode()
+        reply = json.loads(await self._answer(Method.OPEN, question, self._close_unwanted))
         assert self._store is not None, "the learner sends the store before it grants a lease"
         stream = ActStream(self._store, reply["group"], reply["epoch"], reply["slots"])
         self._streams[stream.group] = stream
         return stream
 
-    def _close_unwanted(self, future: asyncio.Future[bytes]) -> None:
+    def _close_unwanted(self, payload: bytes) -> None:
         """Gives a group back that was opened for a call that had ended meanwhile."""
-        if not future.cancelled() and future.exception() is None:
-            reply = json.loads(future.result())
-            self._send_close(reply["group"], reply["epoch"])
+        reply = json.loads(payload)
+        self._send_close(reply["group"], reply["epoch"])
+
+    def _abandon(self, payload: bytes) -> None:
+        """Gives slots back that were leased for a Join that had ended meanwhile."""
+        self._send(Message(0, Method.ABANDON, 0, payload))
 
     def _close(self, stream: ActStream) -> None:
         if self._streams.get(stream.group) is stream:
@@ -197,34 +211,58 @@ class FrontEnd:
         payload = json.dumps({"group": group, "epoch": epoch}).encode()
         self._send(Message(0, Method.CLOSE, 0, payload))
 
-    async def _call_or_abort(self, method: Method, payload: bytes, context: Any) -> bytes:
+    async def _call_or_abort(
+        self,
+        method: Method,
+        payload: bytes,
+        context: Any,
+        unwanted: Callable[[bytes], None] | None = None,
+    ) -> bytes:
         try:
             if len(payload) > control.MAX_BYTES:
                 raise invalid(
                     f"{method.name} has {len(payload)} bytes, allowed: {control.MAX_BYTES}"
                 )
-            return await self._answer_in_time(method, self._ask(method, payload))
+            return await self._answer(method, payload, unwanted)
         except StatusError as error:
             await context.abort(error.code, error.message)
             raise
 
-    def _ask(self, method: Method, payload: bytes) -> asyncio.Future[bytes]:
-        """Sends a question to the learner; its answer, or StatusError, becomes the result."""
+    async def _answer(
+        self, method: Method, payload: bytes, unwanted: Callable[[bytes], None] | None = None
+    ) -> bytes:
+        """Asks the learner and waits for its answer.
+
+        Args:
+          method: What the question is about.
+          payload: The question.
+          unwanted: Called with an answer that comes after the call was given up.
+
+        Raises:
+          StatusError: The learner's, or UNAVAILABLE if it does not answer in time.
+        """
         identifier = next(self._identifiers) & 0xFFFFFFFF
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[identifier] = future
         self._send(Message(identifier, method, 0, payload))
-        return future
-
-    async def _answer_in_time(self, method: Method, future: asyncio.Future[bytes]) -> bytes:
         timeout = _CONTROL_TIMEOUT_SECONDS[method]
+
+        def late(done: asyncio.Future[bytes]) -> None:
+            if not done.cancelled() and done.exception() is None and unwanted is not None:
+                unwanted(done.result())
+
         try:
-            return await asyncio.wait_for(future, timeout)
+            # Shielded: an answer that comes after the call was cancelled is still heard of.
+            return await asyncio.wait_for(asyncio.shield(future), timeout)
         except TimeoutError:
+            future.add_done_callback(late)
             raise StatusError(
                 grpc.StatusCode.UNAVAILABLE,
                 f"the learner did not answer {method.name} within {timeout:.0f} s",
             ) from None
+        except asyncio.CancelledError:
+            future.add_done_callback(late)
+            raise
 
     def _send(self, message: Message) -> None:
         """Sends to the learner, in order; what its socket cannot take now goes later."""
@@ -264,8 +302,7 @@ class FrontEnd:
             document = json.loads(message.payload)
             stream = self._streams.get(document["group"])
             if stream is not None and stream.epoch < document["epoch"]:
-                stream.revoked = True
-                stream.answered.set()
+                stream.task.cancel()  # its client may never send anything again
         else:
             future = self._waiting.pop(message.identifier, None)
             if future is None or future.done():
@@ -301,7 +338,8 @@ def _status(number: int) -> grpc.StatusCode:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     end = socket.socket(fileno=arguments.control_fd)
-    front_end = FrontEnd(arguments.index, end, arguments.wake_fd, arguments.answer_fd)
+    tls = config.TlsConfig.model_validate_json(arguments.tls) if arguments.tls else None
+    front_end = FrontEnd(arguments.index, end, arguments.wake_fd, arguments.answer_fd, tls)
     server = grpc.aio.server(
         options=rpc.server_options(arguments.keepalive_seconds, reuse_port=True)
     )
@@ -318,7 +356,6 @@ async def _serve(arguments: argparse.Namespace) -> None:
     reflection.enable_server_reflection(
         (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
     )
-    tls = TlsConfig.model_validate_json(arguments.tls) if arguments.tls else None
     rpc.add_port(server, arguments.address, tls)
     await server.start()
     stop = asyncio.Event()

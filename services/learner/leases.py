@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 
 @dataclasses.dataclass(eq=False)
@@ -46,6 +46,8 @@ class Lease:
     actor_name: str
     groups: list[Group]
     idle_since: float | None
+    # Nobody has used it since the one Join that it was made for.
+    is_unused: bool = True
 
     @property
     def actor(self) -> str:
@@ -153,6 +155,7 @@ class LeaseTable:
             group.epoch += 1
             self._set_front_end(group, None)
         lease.idle_since = self._clock()
+        lease.is_unused = False
         return lease
 
     def open(self, token: str, group_index: int, front_end: int) -> Group:
@@ -173,6 +176,7 @@ class LeaseTable:
         group.epoch += 1
         self._set_front_end(group, front_end)
         lease.idle_since = None
+        lease.is_unused = False
         return group
 
     def close(self, number: int, epoch: int) -> None:
@@ -197,17 +201,29 @@ class LeaseTable:
     def expire(self) -> list[Lease]:
         """Frees the slots of the expired leases and returns these."""
         expired = self.expired()
-        for lease in expired:
+        self._free(expired)
+        return expired
+
+    def abandon(self, token: str) -> None:
+        """Frees a lease whose Join was given up before its answer came.
+
+        Nothing happens if it has been used, or asked for again by its token.
+        """
+        lease = self._leases.get(token)
+        if lease is not None and lease.is_unused:
+            self._free([lease])
+
+    def _free(self, leases: list[Lease]) -> None:
+        for lease in leases:
             del self._leases[lease.token]
             for group in lease.groups:
                 del self.groups[group.number]
                 self._last_epochs[group.number] = group.epoch
                 self._free_groups.add(group.number)
                 self._free_slots.update(group.slots.tolist())
-        if expired:
+        if leases:
             ends = (int(group.slots[-1]) + 1 for group in self.groups.values())
             self._slots_end = max(ends, default=0)
-        return expired
 
     def _set_front_end(self, group: Group, front_end: int | None) -> None:
         change = (front_end is not None) - (group.front_end is not None)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from services.learner.accounts import StepAccount
 from services.learner.step_store import COUNTERS
 from services.learner.unrolls import policy_lag_bound
 from services.shared.config import LearnerConfig
@@ -139,6 +140,23 @@ def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterM
         yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
 
 
+def _step_metrics(steps: StepAccount) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    counters = (
+        ("received", "Delivered by actors, evaluation slots left out", steps.received),
+        ("trained", "Taken into training by this process", steps.trained),
+        (
+            "dropped",
+            "Of unrolls that an environment's loss left unfinished, and of dropped sequences",
+            steps.dropped,
+        ),
+    )
+    for name, help_text, value in counters:
+        yield CounterMetricFamily(f"seedpod_steps_{name}", help_text, value=value)
+    yield GaugeMetricFamily(
+        "seedpod_steps_unfinished", "Received, not taken into training yet", value=steps.unfinished
+    )
+
+
 class _LearnerCollector(Collector):
     """Reads the learner's counters at each scrape."""
 
@@ -215,19 +233,16 @@ class _LearnerCollector(Collector):
             yield GaugeMetricFamily(
                 "seedpod_unrolls_waiting", "Finished, not taken by training", value=len(assembler)
             )
-            yield CounterMetricFamily(
-                "seedpod_dropped_records",
-                "Of unrolls that an environment's loss left unfinished",
-                value=assembler.dropped_records,
-            )
         if (training := self._service.training) is not None:
             yield from _replay_metrics(training)
+        if (steps := self._service.steps()) is not None:
+            yield from _step_metrics(steps)
         yield from self._bounds(status.leased_slots)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)
 
-    def _bounds(self, slots: int) -> Iterator[GaugeMetricFamily]:
+    def _bounds(self, slots: int) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """What alerts compare with."""
         config = self._reports.config
         if config.algorithm == "vtrace":
@@ -237,9 +252,15 @@ class _LearnerCollector(Collector):
             yield GaugeMetricFamily(
                 "seedpod_policy_lag_bound", "Of slots that are equally fast", value=bound
             )
-        if (saved_at := self._service.checkpoint_saved_at) is not None:
+        checkpoints = self._service.checkpoints
+        if checkpoints.saved_at is not None:
             yield GaugeMetricFamily(
                 "seedpod_checkpoint_timestamp_seconds",
                 "Unix time of the newest checkpoint, of the start before the first",
-                value=saved_at,
+                value=checkpoints.saved_at,
+            )
+            yield CounterMetricFamily(
+                "seedpod_checkpoint_failures",
+                "Checkpoints that could not be written, or not begun in time",
+                value=checkpoints.failures,
             )

@@ -141,6 +141,8 @@ class SequenceSender:
     Attributes:
       sent: Sequences handed to the client.
       dropped: Sequences that found replay away and the client's waiting room full.
+      dropped_steps: Those that were new in them.
+      steps_in_hand: Taken from the assembler, not handed on or dropped yet.
     """
 
     def __init__(
@@ -188,7 +190,7 @@ class SequenceSender:
         self._states: dict[int, collections.deque[Tensors]] = {}
         self._stop = threading.Event()
         self._next_warning = 0.0
-        self.sent = self.dropped = 0
+        self.sent = self.dropped = self.dropped_steps = self.steps_in_hand = 0
 
     def stop(self) -> None:
         """Makes `run` return within a second."""
@@ -217,6 +219,7 @@ class SequenceSender:
         """
         slots = np.array([run.slot for run in runs], np.int64)
         trained = np.flatnonzero(slots >= self._evaluation_slots)
+        self.steps_in_hand = int(_steps(records)[trained].sum())
         if not len(trained) and not self._statistics.steps:
             self._warn(
                 f"only evaluation slots play so far (learner.r2d2.evaluation_slots"
@@ -239,9 +242,9 @@ class SequenceSender:
         self._history.append(slots, records)
         for i, slot in enumerate(slots.tolist()):
             self._append(slot, records, i, continues[i])
-        steps = np.count_nonzero(records.step_type[:, 1:] != StepType.FIRST, axis=1)
+        steps = _steps(records)
         full = np.array([len(self._states[s]) == self._runs_in_sequence for s in slots.tolist()])
-        self._statistics.add_steps(int(steps[~full].sum()), self._spec)
+        self._add_steps(int(steps[~full].sum()))
         if full.any():
             complete = slots[full]
             priorities = self._agent.initial_priorities(*self._history.rows(complete))
@@ -301,16 +304,28 @@ class SequenceSender:
             except ReplayTimeout as error:
                 if away:  # inference shall not wait for it
                     self.dropped += 1
+                    self.dropped_steps += steps
+                    self.steps_in_hand -= steps
                     self._warn(f"{self.dropped} sequences dropped so far: {error}")
                     break
             else:
-                self._statistics.add_steps(steps, self._spec)
+                self._add_steps(steps)
                 self.sent += 1
                 break
             finally:
                 self._statistics.observe_busy("replay", time.monotonic() - started)
 
+    def _add_steps(self, steps: int) -> None:
+        self._statistics.add_steps(steps, self._spec)
+        self.steps_in_hand -= steps
+
     def _warn(self, message: str) -> None:
         if time.monotonic() >= self._next_warning:
             self._next_warning = time.monotonic() + _WARN_SECONDS
             _log.warning("%s", message)
+
+
+def _steps(records: RecordBatch) -> IntArray:
+    """Real environment steps of each row, [n]."""
+    steps: IntArray = np.count_nonzero(records.step_type[:, 1:] != StepType.FIRST, axis=1)
+    return steps

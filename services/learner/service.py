@@ -19,7 +19,8 @@ import time
 import grpc
 import numpy as np
 
-from services.learner import checkpoint, reports, training, unrolls
+from services.learner import checkpoint, checkpoint_writer, join, reports, training, unrolls
+from services.learner.accounts import StepAccount
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
 from services.learner.evaluator import Evaluation, Evaluator
@@ -29,15 +30,13 @@ from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
 from services.learner.trainer import Trainer
 from services.learner.transport import Transport
-from services.shared import config, rpc, wire
+from services.shared import config
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
-from services.shared.rpc import StatusError
 from services.shared.specs import EnvironmentSpec
+from services.shared.status import StatusError
 
 # Actors hear of the end of training at their next request, which a slow environment delays.
 _FAREWELL_SECONDS = 15.0
-# One-hot vectors and logits of that length; more is a mistake of the environment's.
-_MAX_CATEGORIES = 1 << 16
 _log = logging.getLogger(__name__)
 
 
@@ -62,11 +61,12 @@ class LearnerService:
         self._evaluation = evaluation
         self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
+        self._evaluation_slots = training.evaluation_slots(self._config, evaluation)
         self._statistics = Statistics(
             self._config.max_slots,
             self._reports.registry,
             keep_episodes=evaluation is not None,
-            evaluation_slots=training.evaluation_slots(self._config, evaluation),
+            evaluation_slots=self._evaluation_slots,
         )
         self._transport = Transport(self._config, self._check_join, self.status, self._fail)
         self._build_lock = threading.Lock()
@@ -78,7 +78,7 @@ class LearnerService:
         self._evaluator: Evaluator | None = None
         self._inference: InferenceLoop | None = None
         self._threads: list[threading.Thread] = []
-        self._checkpoints = checkpoint.Writer(
+        self._checkpoints = checkpoint_writer.Writer(
             self._config.checkpoint_directory, self._config.checkpoints_to_keep
         )
         if evaluation is None:
@@ -89,7 +89,7 @@ class LearnerService:
             raise checkpoint.CheckpointError(
                 f"{self._config.checkpoint_directory}: has no checkpoint to evaluate"
             )
-        self._frames_at_start = 0
+        self._frames_at_start = self._steps_at_start = 0
         self._started = time.monotonic()
         self._ended: float | None = None
         self._wake = threading.Event()
@@ -106,7 +106,7 @@ class LearnerService:
             if self._restored is not None:
                 with self._build_lock:
                     self._build(self._restored.environment_spec)
-            while not (self._stop_requested or self._error or self._trainer_ended()):
+            while not (self._stop_requested or self._failure or self._trainer_ended()):
                 self._wake.wait(0.2)
             self._ended = time.monotonic()
             self._wind_down()
@@ -127,7 +127,8 @@ class LearnerService:
     @property
     def _failure(self) -> Exception | None:
         worker = self._worker
-        return self._error or (None if worker is None else worker.failure)
+        failure = self._error or self._checkpoints.lost
+        return failure or (None if worker is None else worker.failure)
 
     @property
     def _worker(self) -> Trainer | Evaluator | None:
@@ -145,7 +146,7 @@ class LearnerService:
         worker, inference = self._training or self._evaluator, self._inference
         if worker is None or inference is None:
             return
-        if not self._stop_requested and self._error is None:
+        if not self._stop_requested and self._error is None and self._trainer_ended():
             self._transport.finish()
             deadline = time.monotonic() + _FAREWELL_SECONDS
             while self._transport.leases.live_groups and time.monotonic() < deadline:
@@ -166,16 +167,7 @@ class LearnerService:
         self._reports.close(self)
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
-        if request.api_version != wire.API_VERSION:
-            raise StatusError(
-                grpc.StatusCode.FAILED_PRECONDITION,
-                f"the actor speaks {request.api_version!r}, this learner {wire.API_VERSION!r}",
-            )
-        try:
-            spec = wire.environment_spec_from_proto(request.environment)
-        except ValueError as error:
-            raise StatusError(grpc.StatusCode.INVALID_ARGUMENT, str(error)) from None
-        self._check_sizes(request, spec)
+        spec = join.check(request, self._config.max_slots)
         with self._build_lock:
             if self._spec is None:
                 try:
@@ -190,37 +182,6 @@ class LearnerService:
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the actor's environments look like {spec}, this learner's like {self._spec}",
-            )
-
-    def _check_sizes(self, request: inference_pb2.JoinRequest, spec: EnvironmentSpec) -> None:
-        """Refuses what cannot be served, before the first Join fixes what this run looks like."""
-        environments, groups = request.environments_per_group, request.groups
-        if environments < 1 or groups < 1:
-            raise StatusError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{groups} groups of {environments} environments, allowed: 1 or more of each",
-            )
-        slots = groups * environments * spec.agents
-        if slots > self._config.max_slots:
-            raise StatusError(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"{slots} env slots asked for by {request.actor_name!r}, this learner has"
-                f" {self._config.max_slots} (learner.max_slots)",
-            )
-        row_bytes = sum(tensor.storage_bytes for tensor in spec.observation)
-        group_bytes, allowed = environments * spec.agents * row_bytes, rpc.MAX_MESSAGE_BYTES - 65536
-        if group_bytes > allowed:
-            raise StatusError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"a group's observations have {group_bytes} bytes, allowed: {allowed}; use more"
-                " groups of fewer environments",
-            )
-        choices = getattr(spec.action, "num_values", (spec.action.size,))
-        largest = max(*choices, *(tensor.num_values for tensor in spec.observation))
-        if largest > _MAX_CATEGORIES:
-            raise StatusError(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{largest} actions or categories, allowed: {_MAX_CATEGORIES}",
             )
 
     def _build(self, spec: EnvironmentSpec) -> None:
@@ -307,6 +268,7 @@ class LearnerService:
         self._statistics.episodes = counters["episodes"]
         self._statistics.updates = agent.version
         self._frames_at_start = counters["frames"]
+        self._steps_at_start = counters["steps"]
         _log.info("resumed from %s at %d frames", saved.path, counters["frames"])
 
     def _after_update(self, metrics: dict[str, float]) -> None:
@@ -318,6 +280,8 @@ class LearnerService:
     def _save(self, wait: bool) -> None:
         agent, spec = self._agent, self._spec
         if agent is None or spec is None or self._training is None:
+            return
+        if not wait and self._checkpoints.is_late():
             return
         counters = {
             "updates": agent.version,
@@ -367,6 +331,20 @@ class LearnerService:
             replay=0.0 if client is None else client.server_cpu_seconds(),
         )
 
+    def steps(self) -> StepAccount | None:
+        """Where the steps are that actors have delivered; None if nothing is trained."""
+        assembler, training = self._assembler, self._training
+        if assembler is None or training is None:
+            return None
+        first = self._evaluation_slots
+        dropped = int(assembler.dropped_steps[first:].sum())
+        return StepAccount(
+            received=int(assembler.received_steps[first:].sum()),
+            trained=self._statistics.steps - self._steps_at_start,
+            dropped=dropped + (0 if training.sender is None else training.sender.dropped_steps),
+            unfinished=assembler.unfinished_steps(first) + training.taker.steps_in_hand,
+        )
+
     def summary(self) -> dict[str, object]:
         """This process's run in one JSON-able object; rates leave the time before it began out."""
         status = self.status()
@@ -393,6 +371,7 @@ class LearnerService:
             "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu}
             if cpu
             else None,
+            "steps": None if (steps := self.steps()) is None else steps.to_json(),
             "checkpoint": status.checkpoint or None,
             "failure": status.failure or None,
         }
@@ -413,9 +392,9 @@ class LearnerService:
         return self._transport.leases.live_actors
 
     @property
-    def checkpoint_saved_at(self) -> float | None:
-        """See `checkpoint.Writer`."""
-        return self._checkpoints.saved_at
+    def checkpoints(self) -> checkpoint_writer.Writer:
+        """What saves them."""
+        return self._checkpoints
 
     @property
     def statistics(self) -> Statistics:

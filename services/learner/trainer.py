@@ -77,7 +77,11 @@ class BatchSource(Protocol):
 
 
 class UnrollSource:
-    """Batches of the newest unrolls, each used once and counted when it is taken."""
+    """Batches of the newest unrolls, each used once and counted when it is taken.
+
+    Attributes:
+      steps_in_hand: Of the batch that is not complete yet.
+    """
 
     def __init__(
         self,
@@ -101,6 +105,7 @@ class UnrollSource:
         self._assembler = assembler
         self._statistics = statistics
         self._wake_inference = wake_inference
+        self.steps_in_hand = 0
 
     def next(self, ended: Callable[[], bool]) -> TrainingBatch | None:
         """See `BatchSource`."""
@@ -119,11 +124,13 @@ class UnrollSource:
                     warned = True
                 continue
             parts.append(self._assembler.gather(unrolls))
+            self.steps_in_hand += parts[-1].environment_steps
             self._assembler.release(unrolls)
             self._wake_inference()
             missing -= len(unrolls)
         records = RecordBatch.concatenate(parts)
         self._statistics.add_steps(records.environment_steps, self._spec)
+        self.steps_in_hand = 0
         return TrainingBatch(records)
 
     def done(self, update: Update) -> None:

@@ -23,7 +23,7 @@ from services.learner.evaluator import Evaluation
 from services.learner.r2d2_agent import R2d2Agent
 from services.learner.replay_source import ReplaySource
 from services.learner.statistics import Statistics
-from services.learner.trainer import BatchSource, Trainer, UnrollSource
+from services.learner.trainer import Trainer, UnrollSource
 from services.learner.unrolls import UnrollAssembler
 from services.learner.vtrace_agent import VtraceAgent
 from services.shared import config
@@ -79,11 +79,13 @@ class Training:
 
     Attributes:
       trainer: Makes the updates.
+      taker: Takes finished unrolls.
       client: Of the replay service; None without.
       sender: Sends sequences to it.
     """
 
     trainer: Trainer
+    taker: UnrollSource | sequences.SequenceSender
     client: ReplayClient | None = None
     sender: sequences.SequenceSender | None = None
 
@@ -132,10 +134,10 @@ def make_training(
       after_update: See `Trainer`.
       on_failure: Called with what ended another thread than the trainer's.
     """
-    source: BatchSource
     if not isinstance(agent, R2d2Agent):
         source = UnrollSource(settings.batch_size, spec, assembler, statistics, wake_inference)
-        return Training(Trainer(settings, source, agent, statistics, cpu_time, after_update))
+        trainer = Trainer(settings, source, agent, statistics, cpu_time, after_update)
+        return Training(trainer, source)
     r2d2 = settings.r2d2
     client = ReplayClient(
         r2d2.replay_addresses,
@@ -158,4 +160,4 @@ def make_training(
     sender = sequences.SequenceSender(
         settings, spec, assembler, client, agent, statistics, wake_inference, on_failure
     )
-    return Training(trainer, client, sender)
+    return Training(trainer, sender, client, sender)

@@ -33,7 +33,7 @@ from services.learner.step_store import COUNTERS, StepStore
 from services.shared import rpc
 from services.shared.config import LearnerConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 JoinHandler = Callable[[inference_pb2.JoinRequest], None]
 StatusHandler = Callable[[], inference_pb2.GetStatusResponse]
@@ -294,6 +294,11 @@ class Transport:
                 with self.lock:
                     self.leases.close(document["group"], document["epoch"])
                 self.wake()
+                return True
+            elif message.method is Method.ABANDON:
+                response = inference_pb2.JoinResponse.FromString(message.payload)
+                with self.lock:
+                    self.leases.abandon(response.lease_token)
                 return True
         except StatusError as error:
             status, payload = error.code.value[0], error.message.encode()

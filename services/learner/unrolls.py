@@ -132,7 +132,13 @@ def stack_index(
 
 
 class UnrollAssembler:
-    """Cuts the slots' records into unrolls."""
+    """Cuts the slots' records into unrolls.
+
+    Attributes:
+      received_steps: int64 [slots], records that were processed, without FIRST.
+      dropped_steps: int64 [slots], those of them that an environment's loss left in unfinished
+        unrolls.
+    """
 
     def __init__(
         self,
@@ -170,7 +176,10 @@ class UnrollAssembler:
         self._finishing = np.zeros((0, 3), np.int64)
         self._finished: collections.deque[Unroll] = collections.deque()
         self._condition = threading.Condition()
-        self.dropped_records = 0
+        self.received_steps: IntArray = np.zeros(slots, np.int64)
+        self.dropped_steps: IntArray = np.zeros(slots, np.int64)
+        # Of `received_steps`, at the start of the unroll being made.
+        self._steps_at_start: IntArray = np.zeros(slots, np.int64)
 
     def __len__(self) -> int:
         """Finished unrolls that wait for training."""
@@ -195,18 +204,20 @@ class UnrollAssembler:
         renewed = incarnation != store.slot_incarnation[slots]
         store.slot_incarnation[slots] = incarnation
         self._first[slots[first]] = records[first]
+        self.received_steps[slots] += ~first
         complete = ~renewed & (records - self._start[slots] == self._length)
         starts = renewed | complete
         if not starts.any():
             return
-        dropped = records[renewed] - 1 - self._start[slots[renewed]]
-        self.dropped_records += int(np.maximum(dropped, 0).sum())
+        lost = slots[renewed]
+        self.dropped_steps[lost] += self.received_steps[lost] - self._steps_at_start[lost]
         done = slots[complete]
         self._finishing = np.stack(
             [done, self._start[done], self._number[done] % self._kept], axis=1
         )
         self._number[done] += 1
         at = slots[starts]
+        self._steps_at_start[at] = self.received_steps[at]
         for target, part in zip(self._start_state, self._state, strict=True):
             target[at, self._number[at] % self._kept] = part[at]
         with self._condition:
@@ -226,6 +237,23 @@ class UnrollAssembler:
             self._finished.extend(map(Unroll._make, self._finishing.tolist()))
             self._condition.notify()
         self._finishing = self._finishing[:0]
+
+    def unfinished_steps(self, first_slot: int) -> int:
+        """Steps of the unrolls that are being made or wait, counted in the records themselves.
+
+        Args:
+          first_slot: Slots below it are left out.
+        """
+        with self._condition:
+            waiting = [(u.slot, u.start) for u in self._finished if u.slot >= first_slot]
+            making = [
+                (slot, int(self._start[slot])) for slot in range(first_slot, len(self._start))
+            ]
+        slots, start = np.array(waiting + making, np.int64).reshape(-1, 2).T
+        records = start[:, None] + np.arange(1, self._length + 1)
+        step_type = self._store.step_type[slots[:, None], records % self._store.layout.ring]
+        written = records < self._store.written[slots][:, None]
+        return int(np.count_nonzero(written & (step_type != StepType.FIRST)))
 
     def stack_rows(self, slots: IntArray, records: IntArray, stack: int) -> IntArray:
         """Rows of the frames that the records' observations are stacked from.

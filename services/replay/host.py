@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import pathlib
 
 import grpc
@@ -20,7 +21,7 @@ from services.replay.segment_log import INSERT_HEADER, Kind, LogFailed, SegmentL
 from services.replay.table import Table
 from services.replay.waits import Waits, Writer
 from services.shared.config import PersistenceConfig, TableConfig
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 # Writers that may still send their last message again; a run has far fewer.
 _REMEMBERED_WRITERS = 10_000
@@ -71,6 +72,7 @@ class TableHost:
         self._streams = 0
         self._known: collections.OrderedDict[int, Writer] = collections.OrderedDict()
         self._snapshot_lock = asyncio.Lock()
+        self._has_removals = False
 
     @property
     def directory(self) -> pathlib.Path | None:
@@ -190,6 +192,7 @@ class TableHost:
                         self.writers.changed.set()
                     else:
                         await self._wait(self.readers)
+            await self._removals_written()
         except BaseException:
             for part in parts:
                 self.table.unpin(part)
@@ -328,6 +331,16 @@ class TableHost:
     def _used_up(self, keys: KeyArray) -> None:
         if self.log is not None:
             self.log.append(Kind.REMOVED, keys.tobytes())
+            self._has_removals = True
+
+    async def _removals_written(self) -> None:
+        """Nobody gets an item for the last time before the log says that it was the last time."""
+        if self.log is None or not self._has_removals:
+            return
+        self._has_removals = False
+        # If the volume takes nothing, which the log has said, a restart brings them back.
+        with contextlib.suppress(LogFailed):
+            await self.log.written(self.log.failures)
 
 
 def _named(layout: Layout) -> str:

@@ -13,7 +13,7 @@ from services.replay.sum_tree import FloatArray, IntArray
 from services.replay.table import Table
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 from services.shared.varint import MalformedMessage
 
 

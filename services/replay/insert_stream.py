@@ -15,7 +15,7 @@ import grpc.aio
 from services.replay.host import TableHost
 from services.replay.waits import Writer
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 
 class InsertStream:

@@ -16,7 +16,7 @@ from services.replay.ingest import HeldBlocks
 from services.replay.items import PLACE_BITS, KeyArray
 from services.replay.segment_log import INSERT_HEADER, DamagedSegment, Kind
 from services.replay.table import Table
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 # If the newest records were lost, their generations must not be given out again.
 _GENERATION_GAP = 1 << 20

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -20,10 +22,12 @@ from services.replay.insert_stream import InsertStream
 from services.replay.recovery import Progress
 from services.replay.replies import describe, parse, replies, to_layout, update
 from services.replay.status import table_status
+from services.shared import tls
 from services.shared.config import ReplayConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
-from services.shared.rpc import MAX_MESSAGE_BYTES, StatusError
+from services.shared.rpc import MAX_MESSAGE_BYTES
+from services.shared.status import StatusError
 
 SERVICE = "seedpod.replay.v1.ReplayService"
 # A call that would exceed its deadline is answered a little before, to say what is missing.
@@ -54,16 +58,12 @@ class ReplayServicer:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                "Insert": grpc.stream_stream_rpc_method_handler(self._stream(self._insert)),
-                "StreamSamples": grpc.stream_stream_rpc_method_handler(
-                    self._stream(self._stream_samples)
-                ),
-                "Sample": grpc.unary_unary_rpc_method_handler(self._unary(self._sample)),
-                "UpdatePriorities": grpc.unary_unary_rpc_method_handler(
-                    self._unary(self._update_priorities)
-                ),
-                "GetStatus": grpc.unary_unary_rpc_method_handler(self._get_status),
-                "Checkpoint": grpc.unary_unary_rpc_method_handler(self._unary(self._checkpoint)),
+                "Insert": self._stream("Insert", self._insert),
+                "StreamSamples": self._stream("StreamSamples", self._stream_samples),
+                "Sample": self._unary("Sample", self._sample),
+                "UpdatePriorities": self._unary("UpdatePriorities", self._update_priorities),
+                "GetStatus": self._unary("GetStatus", self._get_status, always=True),
+                "Checkpoint": self._unary("Checkpoint", self._checkpoint),
             },
         )
 
@@ -73,29 +73,41 @@ class ReplayServicer:
         for task in self._calls:
             task.cancel()
 
-    def _stream(self, method: Callable[[Any], Awaitable[None]]) -> Callable[..., Any]:
+    def _stream(self, name: str, method: Callable[[Any], Awaitable[None]]) -> Any:
         async def handler(_: object, context: Any) -> None:
-            await self._guarded(method(context), context)
+            await self._guarded(name, lambda: method(context), context)
 
-        return handler
+        return grpc.stream_stream_rpc_method_handler(handler)
 
-    def _unary(self, method: Callable[[bytes, Any], Awaitable[bytes]]) -> Callable[..., Any]:
+    def _unary(
+        self, name: str, method: Callable[[bytes, Any], Awaitable[bytes]], always: bool = False
+    ) -> Any:
         async def handler(request: bytes, context: Any) -> bytes:
-            response: bytes = await self._guarded(method(request, context), context)
+            call = functools.partial(method, request, context)
+            response: bytes = await self._guarded(name, call, context, always)
             return response
 
-        return handler
+        return grpc.unary_unary_rpc_method_handler(handler)
 
-    async def _guarded(self, call: Awaitable[Any], context: Any) -> Any:
-        """Turns exceptions into the call's status."""
+    async def _guarded(
+        self, name: str, call: Callable[[], Awaitable[Any]], context: Any, always: bool = False
+    ) -> Any:
+        """Lets only learners call, and turns exceptions into the call's status.
+
+        Args:
+          name: Of the method.
+          call: Makes what is to be awaited.
+          context: Of the call.
+          always: Whether it is answered during recovery too.
+        """
         task = asyncio.current_task()
         assert task is not None, "gRPC runs each call in a task"
         self._calls.add(task)
         try:
-            if self._stopping or not self.ready:
-                asyncio.ensure_future(call).cancel()
+            tls.authorize(context, self._config.tls, "learner", name)
+            if not always and (self._stopping or not self.ready):
                 raise StatusError(grpc.StatusCode.UNAVAILABLE, self._why_unavailable())
-            return await call
+            return await call()
         except StatusError as error:
             await context.abort(error.code, error.message)
         except asyncio.CancelledError:
@@ -143,6 +155,7 @@ class ReplayServicer:
         host = self._host(request.open.table)
         layout = to_layout(request.open.layout)
         host.check_layout(layout, "reader")
+        _check_exponent(request.open.importance_exponent)
         # Batch sizes that were granted, or what is wrong with a message; None at the end.
         credit: asyncio.Queue[int | StatusError | None] = asyncio.Queue()
         reader = asyncio.create_task(self._read_requests(host, request, context, credit))
@@ -179,6 +192,7 @@ class ReplayServicer:
                     update(host, request)
                 if request.credit:
                     self._check_batch_size(request.batch_size)
+                    self._check_credit(credit.qsize() + request.credit)
                     for _ in range(request.credit):
                         credit.put_nowait(request.batch_size)
                 message = await context.read()
@@ -195,6 +209,7 @@ class ReplayServicer:
         layout = to_layout(request.layout)
         host.check_layout(layout, "reader")
         self._check_batch_size(request.batch_size)
+        _check_exponent(request.importance_exponent)
         remaining = context.time_remaining()
         timeout = self._config.sample_timeout_seconds
         if remaining is not None:
@@ -260,3 +275,15 @@ class ReplayServicer:
                 f"batch_size is {size}, allowed: 1 to {self._config.max_batch_size}"
                 " (max_batch_size)"
             )
+
+    def _check_credit(self, batches: int) -> None:
+        if batches > self._config.max_credit:
+            raise invalid(
+                f"credit for {batches} batches that are not sent yet, allowed:"
+                f" {self._config.max_credit} (max_credit)"
+            )
+
+
+def _check_exponent(exponent: float) -> None:
+    if not 0 <= exponent < math.inf:
+        raise invalid(f"importance_exponent is {exponent}, allowed: finite, 0 or more")

@@ -7,6 +7,8 @@ the rate limiter allows); `choose` and `update` are the readers' side.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 
 import grpc
@@ -28,10 +30,16 @@ from services.replay.items import (
 from services.replay.rate_limiter import RateLimiter
 from services.replay.sum_tree import FloatArray, IntArray
 from services.shared.config import TableConfig
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 # Removing a little at a time never removes much more than needed.
 _EVICTION_SHARE = 0.5
+# Of max_bytes, what one item of many blocks may add to the index; items of fewer blocks than that
+# are never refused.
+_INDEX_SHARE = 4
+_MIN_BLOCKS = 256
+_WARN_SECONDS = 60.0
+_log = logging.getLogger(__name__)
 
 
 class Table:
@@ -74,6 +82,10 @@ class Table:
         self.next_generation = 1
         self._on_used_up = on_used_up
         capacity = config.max_items
+        # The index has a place for each block of the item that has most, in each item's row.
+        share = config.max_bytes // _INDEX_SHARE // (capacity * np.dtype(np.int32).itemsize)
+        self._max_blocks = max(_MIN_BLOCKS, share)
+        self._next_warning = 0.0
         self._selector = selectors.make(
             config.selector, capacity, config.priority_exponent, np.random.default_rng(seed)
         )
@@ -117,6 +129,7 @@ class Table:
         while self.blocks.bytes + size > limit and self.items:
             share = (self.blocks.bytes + size - limit) / max(1, self.blocks.bytes)
             self._evict(max(1, int(self.items * share * _EVICTION_SHARE)))
+            self._warn_if_too_small()
         if self.blocks.bytes + size > limit:
             raise StatusError(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -143,13 +156,20 @@ class Table:
             )
 
     def check_sizes(self, items: ItemArrays) -> None:
-        """Refuses items that are larger than the table.
+        """Refuses items that are larger than the table, or of more blocks than its index takes.
 
         Raises:
           StatusError: RESOURCE_EXHAUSTED.
         """
         if not len(items):
             return
+        if items.counts.max() > self._max_blocks:
+            raise StatusError(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"table {self.name!r}: an item of {items.counts.max()} blocks, allowed:"
+                f" {self._max_blocks} with max_items {self.config.max_items} and max_bytes"
+                f" {self.config.max_bytes}",
+            )
         starts = np.cumsum(items.counts) - items.counts
         sizes = np.add.reduceat(self.blocks.sizes(items.rows), starts)
         if sizes.max() > self.config.max_bytes:
@@ -338,6 +358,18 @@ class Table:
                 if self._on_used_up is not None:
                     self._on_used_up(keys)
         return chosen
+
+    def _warn_if_too_small(self) -> None:
+        """Says why nothing is sampled, when that cannot change by itself."""
+        minimum = self.config.min_size_to_sample
+        if self.items >= minimum or time.monotonic() < self._next_warning:
+            return
+        self._next_warning = time.monotonic() + _WARN_SECONDS
+        _log.warning(
+            "table %r: max_bytes %d holds %d items of this size, min_size_to_sample is %d: nothing"
+            " can be sampled",
+            self.name, self.config.max_bytes, self.items, minimum,
+        )  # fmt: skip
 
     def _evict(self, count: int) -> None:
         keys = self._ages.oldest(count)

@@ -28,8 +28,11 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     tls = None
     if parsed.tls is not None:
-        names = {"certificate": "tls.crt", "key": "tls.key", "authority": "ca.crt"}
-        tls = TlsConfig(**{field: f"{parsed.tls}/{name}" for field, name in names.items()})
+        tls = TlsConfig(
+            certificate=f"{parsed.tls}/tls.crt",
+            key=f"{parsed.tls}/tls.key",
+            authority=f"{parsed.tls}/ca.crt",
+        )
     try:
         with rpc.channel(parsed.address, tls=tls, server_name=parsed.server_name) as channel:
             request = health_pb2.HealthCheckRequest(service=parsed.service)

@@ -6,15 +6,19 @@ peer within twice the keepalive time.
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import functools
 import logging
-import pathlib
 import random
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from services.shared.config import TlsConfig
+from services.shared.tls import Certificates, channel_credentials, server_credentials
 
 # No message of ours comes near it (a group of 1,024 packed football frames has 3.5 MB); Join
 # refuses a layout that would.
@@ -28,15 +32,6 @@ LIVENESS = "liveness"
 LEASE_METADATA = "seedpod-lease"
 GROUP_METADATA = "seedpod-group"
 _log = logging.getLogger(__name__)
-
-
-class StatusError(Exception):
-    """An error with a gRPC status code; servicers turn it into the call's status."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 class Backoff:
@@ -84,7 +79,7 @@ def channel(
     Args:
       address: With TLS, its host must be named in the server's certificate.
       keepalive_seconds: A silent server is given up after twice this time.
-      tls: This side's certificate; None: no encryption.
+      tls: This side's certificate, as it is now; None: no encryption.
       server_name: That the server's certificate has; None: the address's host.
 
     Raises:
@@ -95,17 +90,86 @@ def channel(
         options.append(("grpc.ssl_target_name_override", server_name))
     if tls is None:
         return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, _channel_credentials(tls), options=options)
+    credentials = channel_credentials(Certificates(tls).read())
+    return grpc.secure_channel(address, credentials, options=options)
 
 
 def aio_channel(
     address: str, keepalive_seconds: float = 5.0, tls: TlsConfig | None = None
-) -> grpc.aio.Channel:
-    """`channel` for the running event loop."""
+) -> grpc.aio.Channel | RenewingChannel:
+    """`channel` for the running event loop; with TLS it takes renewed certificates up."""
     options = _channel_options(keepalive_seconds)
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, _channel_credentials(tls), options=options)
+    return RenewingChannel(address, options, tls)
+
+
+class RenewingChannel:
+    """A `grpc.aio.Channel` whose calls use the certificate that is there when they begin.
+
+    gRPC's own channel keeps the one that it was made with, and connects again with that, years
+    later. Here a call that finds other files opens another channel; calls under way go on over the
+    old one, which is closed with the last of them.
+    """
+
+    def __init__(self, address: str, options: list[tuple[str, int]], tls: TlsConfig) -> None:
+        """Opens the first channel.
+
+        Raises:
+          OSError: A file of the certificate cannot be read.
+        """
+        self._address = address
+        self._options = options
+        self._certificates = Certificates(tls)
+        self._channel = self._open(self._certificates.read())
+        self._calls: collections.Counter[grpc.aio.Channel] = collections.Counter()
+
+    def unary_unary(self, method: str, **arguments: Any) -> Callable[..., Any]:
+        """See `grpc.aio.Channel.unary_unary`."""
+        return functools.partial(self._call, "unary_unary", method, arguments)
+
+    def stream_stream(self, method: str, **arguments: Any) -> Callable[..., Any]:
+        """See `grpc.aio.Channel.stream_stream`."""
+        return functools.partial(self._call, "stream_stream", method, arguments)
+
+    async def __aenter__(self) -> RenewingChannel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends all calls."""
+        for channel in {self._channel, *self._calls}:
+            await channel.close()
+
+    def _open(self, pems: tuple[bytes, bytes, bytes]) -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(
+            self._address, channel_credentials(pems), options=self._options
+        )
+
+    def _call(
+        self, kind: str, method: str, arguments: dict[str, Any], *args: Any, **keywords: Any
+    ) -> Any:
+        if (pems := self._certificates.renewed_or_none()) is not None:
+            old, self._channel = self._channel, self._open(pems)
+            _log.info("%s: the certificate was renewed", self._address)
+            self._close_unused(old)
+        channel = self._channel
+        call = getattr(channel, kind)(method, **arguments)(*args, **keywords)
+        self._calls[channel] += 1
+        call.add_done_callback(lambda _: self._ended(channel))
+        return call
+
+    def _ended(self, channel: grpc.aio.Channel) -> None:
+        self._calls[channel] -= 1
+        self._close_unused(channel)
+
+    def _close_unused(self, channel: grpc.aio.Channel) -> None:
+        if self._calls[channel] <= 0:
+            del self._calls[channel]
+            if channel is not self._channel:
+                self._closing = asyncio.ensure_future(channel.close())
 
 
 def add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> int:
@@ -120,7 +184,7 @@ def add_port(server: grpc.aio.Server, address: str, tls: TlsConfig | None) -> in
     """
     if tls is None:
         return int(server.add_insecure_port(address))
-    return int(server.add_secure_port(address, _Certificates(tls).credentials()))
+    return int(server.add_secure_port(address, server_credentials(tls)))
 
 
 def check_files(tls: TlsConfig | None) -> None:
@@ -130,48 +194,7 @@ def check_files(tls: TlsConfig | None) -> None:
       OSError: A file of the certificate cannot be read.
     """
     if tls is not None:
-        _Certificates(tls).credentials()
-
-
-class _Certificates:
-    """A server's certificate, read again when its files have changed."""
-
-    def __init__(self, tls: TlsConfig) -> None:
-        self._tls = tls
-        self._read_at: tuple[int, ...] = ()
-
-    def credentials(self) -> grpc.ServerCredentials:
-        configuration = self._newer()
-        assert configuration is not None, "nothing was read before"
-        return grpc.dynamic_ssl_server_credentials(
-            configuration, self._fetch, require_client_authentication=True
-        )
-
-    def _fetch(self) -> Any:
-        """Called by gRPC at each handshake; None: as before."""
-        try:
-            return self._newer()
-        except OSError as error:
-            _log.error("certificate cannot be read again: %s", error)
-            return None
-
-    def _newer(self) -> Any:
-        paths = [pathlib.Path(p) for p in (self._tls.key, self._tls.certificate)]
-        paths.append(pathlib.Path(self._tls.authority))
-        times = tuple(path.stat().st_mtime_ns for path in paths)
-        if times == self._read_at:
-            return None
-        key, certificate, authority = (path.read_bytes() for path in paths)
-        self._read_at = times
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
-
-
-def _channel_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        pathlib.Path(tls.authority).read_bytes(),
-        pathlib.Path(tls.key).read_bytes(),
-        pathlib.Path(tls.certificate).read_bytes(),
-    )
+        server_credentials(tls)
 
 
 def _channel_options(keepalive_seconds: float) -> list[tuple[str, int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import tempfile
 import time
 from typing import Any
 
+from services.shared import processes
 from services.shared.replay import Field, ReplayClient, SequenceLayout, SlotWriter
 from tests.benchmarks.replay_work import BATCH, Phase, Work, waits_in_milliseconds, works
 from tests.integration.replay_server import ReplayServer
@@ -162,6 +164,9 @@ def compare(work: Work, slots: int, has_reverb: bool) -> dict[str, Any]:
 
 def main() -> None:
     """Measures and prints."""
+    # The client's side as it is in a learner; the services have the system's memory settings.
+    processes.restart_for_large_arrays("tests.benchmarks.bench_replay")
+    del os.environ["GLIBC_TUNABLES"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the amount of work")
     parser.add_argument("--slots", type=int, default=16)

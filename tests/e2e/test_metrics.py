@@ -43,7 +43,10 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
         ("checkpoint_timestamp_seconds", started, time.time()),
         ("held_groups", 0, 2),
         ("unrolls_waiting", 0, 16),
-        ("dropped_records_total", 0, 0),
+        ("steps_dropped_total", 0, 0),
+        # At most two unrolls of 16 steps of each slot, and a batch that is not complete.
+        ("steps_unfinished", 0, 2 * 16 * 16 + 64),
+        ("checkpoint_failures_total", 0, 0),
         ("training_busy", 0.001, 1),
         ("inference_busy", 0.001, 1),
         ("front_end_rejected_total", 0, 0),
@@ -66,3 +69,6 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
         assert value("cpu_seconds_total", part) > 0, part
     assert all(map(math.isfinite, values.values()))
     assert summary["frames"] >= after.frames
+    steps = summary["steps"]
+    assert steps["trained"] == summary["frames"]
+    assert steps["error"] == 0 <= steps["unfinished"]

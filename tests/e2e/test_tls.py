@@ -11,25 +11,10 @@ import trustme
 from services.shared import config, probe, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2, replay_pb2_grpc
+from tests.certificates import write_certificate
 from tests.e2e import runs
 
 ENDLESS = "--frames=100000000"
-
-
-def write_certificate(
-    folder: pathlib.Path, authority: trustme.CA, host: str = "127.0.0.1"
-) -> config.TlsConfig:
-    """Makes a certificate, or a new one in the place of an old one."""
-    folder.mkdir(exist_ok=True)
-    certificate = authority.issue_cert(host)
-    certificate.private_key_pem.write_to_path(folder / "tls.key")
-    certificate.cert_chain_pems[0].write_to_path(folder / "tls.crt")
-    authority.cert_pem.write_to_path(folder / "ca.crt")
-    return config.TlsConfig(
-        certificate=str(folder / "tls.crt"),
-        key=str(folder / "tls.key"),
-        authority=str(folder / "ca.crt"),
-    )
 
 
 def options(tls: config.TlsConfig) -> list[str]:

@@ -16,6 +16,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.shared import rpc
+from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2, replay_pb2_grpc
 
 
@@ -26,9 +27,19 @@ def free_port() -> int:
 
 
 class ReplayServer:
-    """Starts `python -m services.replay`; `kill` and `start` again keep port and directory."""
+    """Starts `python -m services.replay`; `kill` and `start` again keep port and directory.
 
-    def __init__(self, folder: pathlib.Path, table: dict[str, Any], **settings: Any) -> None:
+    With `client`, a client's certificate, all calls are made as that client.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        table: dict[str, Any],
+        client: TlsConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        self._client = client
         folder.mkdir(parents=True, exist_ok=True)
         self.address = f"127.0.0.1:{free_port()}"
         self.directory = folder / "data"
@@ -78,7 +89,7 @@ class ReplayServer:
                 time.sleep(0.005)
 
     def health(self, service: str = "") -> int | None:
-        with rpc.channel(self.address) as channel:
+        with rpc.channel(self.address, tls=self._client) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             try:
                 request = health_pb2.HealthCheckRequest(service=service)
@@ -87,14 +98,14 @@ class ReplayServer:
                 return None
 
     def stub(self) -> replay_pb2_grpc.ReplayServiceStub:
-        return replay_pb2_grpc.ReplayServiceStub(rpc.channel(self.address))
+        return replay_pb2_grpc.ReplayServiceStub(rpc.channel(self.address, tls=self._client))
 
     def status(self) -> replay_pb2.TableStatus:
         status: replay_pb2.TableStatus = self.full_status().tables[0]
         return status
 
     def full_status(self) -> replay_pb2.GetStatusResponse:
-        with rpc.channel(self.address) as channel:
+        with rpc.channel(self.address, tls=self._client) as channel:
             stub = replay_pb2_grpc.ReplayServiceStub(channel)
             response: replay_pb2.GetStatusResponse = stub.GetStatus(
                 replay_pb2.GetStatusRequest(), timeout=10, wait_for_ready=True

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from services.shared import rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
-from tests.integration.test_serving import request
+from tests.integration.act_requests import request
 
 
 def main() -> None:

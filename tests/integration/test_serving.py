@@ -21,6 +21,7 @@ from services.learner.transport import Transport
 from services.shared import rpc, wire
 from services.shared.config import LearnerConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.integration.act_requests import request
 from tests.unit.learner.harness import FIRST, LAST, MID, Harness
 
 ActRequest = inference_pb2.ActRequest
@@ -94,19 +95,6 @@ class Stream:
         self._requests.put(None)
 
 
-def request(
-    sequence: int, step_type: int = MID, frame: int = 0, incarnation: int = 1, k: int = 2
-) -> ActRequest:
-    return ActRequest(
-        sequence=sequence,
-        incarnation=np.full(k, incarnation, "<u4").tobytes(),
-        step_type=bytes([step_type] * k),
-        reward=np.zeros(k, "<f4").tobytes(),
-        discount=np.ones(k, "<f4").tobytes(),
-        observation=bytes([frame] * k),
-    )
-
-
 @pytest.fixture(scope="module")
 def learner() -> Iterator[Learner]:
     with contextlib.closing(Learner(slots=256)) as instance:
@@ -157,6 +145,29 @@ def test_a_newer_stream_takes_the_group_over(learner: Learner) -> None:
     assert error.value.code() is grpc.StatusCode.ABORTED
     assert new.step(request(3, MID)).sequence == 3
     new.end()
+
+
+def test_a_stream_that_lost_its_group_ends_by_itself(learner: Learner) -> None:
+    token = learner.join()
+    old = Stream(learner, token)
+    old.step(request(1, FIRST))
+    new = Stream(learner, token)
+    new.step(request(2, MID))
+    with pytest.raises(grpc.RpcError, match="a newer stream has taken this group over"):
+        old.receive()  # nothing was sent
+    new.end()
+
+
+def test_a_join_that_is_given_up_leases_nothing() -> None:
+    with contextlib.closing(Learner(slots=2, lease_grace_seconds=3600)) as learner:
+        learner.stub.GetStatus(inference_pb2.GetStatusRequest(), wait_for_ready=True)
+        with learner.transport.lock:  # no lease can be granted
+            join = inference_pb2.JoinRequest(environments_per_group=2, groups=1)
+            with pytest.raises(grpc.RpcError) as error:
+                learner.stub.Join(join, timeout=0.5)
+            assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        free_leases(learner)
+        assert learner.join()
 
 
 def test_a_token_gives_the_slots_again_and_the_groups_begin_anew(learner: Learner) -> None:

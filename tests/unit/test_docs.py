@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from services.actor.metrics import ActorMetrics
+from services.learner.accounts import StepAccount
 from services.learner.reports import Reports
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
@@ -72,7 +73,7 @@ class _Service:
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
         self.statistics = Statistics(2, registry)
         self.live_actors = 1
-        self.checkpoint_saved_at = 0.0
+        self.checkpoints = types.SimpleNamespace(saved_at=0.0, failures=0)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
         self.training = types.SimpleNamespace(
@@ -80,6 +81,9 @@ class _Service:
             client=ReplayClient(["localhost:1"], SequenceLayout((Field("x", "float32"),))),
         )
         self.assembler = UnrollAssembler(self.store, (), unroll_length=1, unrolls_per_slot=1)
+
+    def steps(self) -> StepAccount:
+        return StepAccount(0, 0, 0, 0)
 
     def status(self) -> inference_pb2.GetStatusResponse:
         cpu = inference_pb2.CpuSeconds(environment=1)

@@ -46,7 +46,7 @@ containers:
     args:
       {{- .args | default (include (printf "seedpod.%sArguments" $component) $root) | trim | nindent 6 }}
       {{- if $root.Values.tls.enabled }}
-      - {{ include "seedpod.tlsArgument" $component | quote }}
+      - {{ include "seedpod.tlsArgument" (dict "root" $root "component" $component) | quote }}
       {{- end }}
     env:
       - name: POD_NAME
@@ -110,7 +110,7 @@ volumes:
     emptyDir: {}
   {{- if $root.Values.tls.enabled }}
   - name: tls
-    secret: {secretName: {{ include "seedpod.tlsSecret" . }}, defaultMode: 0440}
+    secret: {secretName: {{ include "seedpod.tlsSecret" (dict "root" $root "component" (ternary "test" $component (hasKey . "args"))) }}, defaultMode: 0440}
   {{- end }}
   {{- with $values.persistence }}
   {{- if not .enabled }}

@@ -3,9 +3,23 @@
 {{- .root.Values.tls.existingSecret | default (printf "%s-%s-tls" (include "seedpod.fullname" .root) .component) }}
 {{- end }}
 
-{{/* The setting that makes a component use its certificate. */}}
+{{/*
+The setting that makes a component use its certificate. With a certificate for each component, each
+may call only what it needs. Takes root and component.
+*/}}
 {{- define "seedpod.tlsArgument" -}}
---set={{ . }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt}
+{{- $clients := "" }}
+{{- if .root.Values.tls.certManager.enabled }}
+{{- $role := dict "learner" "actor" "replay" "learner" | dig .component "" }}
+{{- if $role }}
+{{- $names := list }}
+{{- range $caller := list $role "test" }}
+{{- $names = concat $names (include "seedpod.hostNames" (dict "root" $.root "component" $caller) | fromYamlArray) }}
+{{- end }}
+{{- $clients = printf ", clients: {%s: %s}" $role (toJson $names) }}
+{{- end }}
+{{- end -}}
+--set={{ .component }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt{{ $clients }}}
 {{- end }}
 
 {{/* Names that a component is called by. Takes root and component. */}}

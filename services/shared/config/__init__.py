@@ -5,7 +5,7 @@ place where settings and their defaults are defined. A key that is not here is r
 """
 
 from services.shared.config.actor import ActorConfig
-from services.shared.config.base import TlsConfig
+from services.shared.config.base import ClientRole, TlsConfig
 from services.shared.config.experiment import (
     SCHEMA_VERSION,
     ConfigError,
@@ -30,6 +30,7 @@ from services.shared.config.replay import PersistenceConfig, ReplayConfig, Table
 __all__ = [
     "SCHEMA_VERSION",
     "ActorConfig",
+    "ClientRole",
     "ConfigError",
     "EntropyConfig",
     "Experiment",

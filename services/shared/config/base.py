@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -22,9 +22,21 @@ class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
 
+ClientRole = Literal["actor", "learner"]
+
+
 class TlsConfig(Model):
-    """Mutual TLS: each side shows a certificate, and trusts those of one authority."""
+    """Mutual TLS: each side shows a certificate, and trusts those of one authority.
+
+    Renewed files are taken up without a restart.
+    """
 
     certificate: str = pydantic.Field(description="PEM file of this service's certificate.")
     key: str = pydantic.Field(description="PEM file of its private key.")
     authority: str = pydantic.Field(description="PEM file of the certificates that are trusted.")
+    clients: dict[ClientRole, tuple[str, ...]] = pydantic.Field(
+        default={},
+        description="Of a server: the names (alternative or common, `*` stands for anything) in the"
+        " certificates of actors and of learners. Then only actors may join and act, and only"
+        " learners may call replay. Default: who has a certificate of the authority may do both.",
+    )

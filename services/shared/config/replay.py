@@ -99,6 +99,9 @@ class ReplayConfig(Model):
         description="Replies are cut here; one of 36 MB cost three times as much per item.",
     )
     max_batch_size: PositiveInt = 4096
+    max_credit: PositiveInt = pydantic.Field(
+        default=1024, description="Batches that one reader may have asked for and not got yet."
+    )
     sample_timeout_seconds: Positive = pydantic.Field(
         default=60.0, description="Of a Sample call that has no deadline of its own."
     )

@@ -7,6 +7,7 @@ LZ4, or raw where LZ4 does not save a third.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
@@ -114,6 +115,36 @@ class BatchBuffer:
         self._targets = [] if not layout.record.names else [self._records]
         self._targets += self._large
         self._header = struct.Struct(f"<{1 + len(self._targets)}I")
+
+    def decode_raw(
+        self, first_row: int, payload: memoryview, blocks: npt.NDArray[np.uint32], length: int
+    ) -> bool:
+        """Fills rows at once, if all blocks are raw and fill a row: what tiny items are.
+
+        Args:
+          first_row: Of the first item.
+          payload: Blocks of one size, the one of raw blocks.
+          blocks: [n], the block of each item.
+          length: Steps of each item.
+
+        Returns:
+          False if they are of another kind; nothing was done then.
+        """
+        sizes = [length * t.dtype.itemsize * math.prod(t.shape[2:]) for t in self._targets]
+        block_bytes = self._header.size + sum(sizes)
+        count, rest = divmod(len(payload), block_bytes)
+        if length != self._length or self._context.dtype.names or rest or blocks.max() >= count:
+            return False
+        matrix = np.frombuffer(payload, np.uint8).reshape(count, block_bytes)
+        header = np.frombuffer(self._header.pack(length, *(s << 1 for s in sizes)), np.uint8)
+        if (matrix[:, : len(header)] != header).any():
+            return False
+        at = len(header)
+        for target, size in zip(self._targets, sizes, strict=True):
+            part = matrix[:, at : at + size].take(blocks, axis=0).view(target.dtype)
+            target[first_row : first_row + len(blocks)] = part.reshape(-1, *target.shape[1:])
+            at += size
+        return True
 
     def decode_item(self, row: int, blocks: list[memoryview], offset: int, length: int) -> None:
         """Fills a row: `length` steps from step `offset` of the blocks on, the rest zeros.

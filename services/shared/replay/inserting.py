@@ -24,10 +24,11 @@ import numpy as np
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import messages
 from services.shared.replay.connection import FATAL, SERVICE, ReplayError, ReplayTimeout, describe
-from services.shared.rpc import Backoff
+from services.shared.rpc import MAX_MESSAGE_BYTES, Backoff
 
-# With so many a further one waits until it is full: no delay while there is little to send, and
-# large messages, which cost both sides less, when there is much.
+# So many may be on their way, full ones: one is being inserted while the next comes in. One that
+# is not full goes only when none is, as Nagle's algorithm has it (RFC 896): nothing waits while
+# there is little to send, and what comes faster than it is acknowledged goes in few messages.
 _MESSAGES_ON_THEIR_WAY = 2
 
 # Tags and lengths of all fields, and the sequence number.
@@ -114,7 +115,8 @@ class ShardInserter:
         self._max_pending_bytes = max_pending_bytes
         self._max_waiting_items = max_waiting_items
         self._loop = asyncio.get_running_loop()
-        self._room = threading.Condition()
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
         self._pending: collections.deque[Unit] = collections.deque()
         self._pending_bytes = 0
         self._sent: collections.deque[_Sent] = collections.deque()
@@ -133,7 +135,8 @@ class ShardInserter:
         One that only releases blocks never waits: it makes room.
 
         Raises:
-          ReplayError: The service has refused this client, or an item is larger than its table.
+          ReplayError: The service has refused this client, or an item is larger than its table
+            or than a message.
           ReplayTimeout: There was no room in time; nothing was queued.
         """
         size = unit.bytes
@@ -141,7 +144,12 @@ class ShardInserter:
             raise ReplayError(
                 f"{size} bytes at once for {self.address}, whose table has {self._max_item_bytes}"
             )
-        with self._room:
+        if size > MAX_MESSAGE_BYTES:
+            raise ReplayError(
+                f"{size} bytes at once for {self.address}, allowed: {MAX_MESSAGE_BYTES}, the"
+                " largest message; use shorter sequences"
+            )
+        with self._lock:
             has_room = self._has_room(unit) or self._room.wait_for(
                 lambda: self.error or self._has_room(unit), timeout
             )
@@ -166,7 +174,7 @@ class ShardInserter:
         Raises:
           ReplayError, ReplayTimeout: As for `submit`.
         """
-        with self._room:
+        with self._lock:
             if not self._room.wait_for(lambda: self.error or not self.waiting_bytes, timeout):
                 raise ReplayTimeout(
                     f"{self.address}: {self.waiting_bytes} bytes are not acknowledged after"
@@ -232,7 +240,7 @@ class ShardInserter:
         try:
             while not reading.done():
                 self._wake.clear()
-                with self._room:
+                with self._lock:
                     self._wake_is_due = False
                 while (sent := self._next_message()) is not None:
                     await call.write(sent.message)
@@ -257,7 +265,7 @@ class ShardInserter:
         raise asyncio.InvalidStateError
 
     def _acknowledge(self, answer: replay_pb2.InsertResponse) -> None:
-        with self._room:
+        with self._lock:
             self._window = answer.window_bytes
             while self._sent and self._sent[0].sequence <= answer.sequence:
                 sent = self._sent.popleft()
@@ -272,10 +280,9 @@ class ShardInserter:
         """The next message if there is something to send and the window has room."""
         units: list[Unit] = []
         size = 0
-        with self._room:
-            # Of several messages on their way one is being inserted while the next comes in.
+        with self._lock:
             limit = min(self._message_bytes, self._window // _MESSAGES_ON_THEIR_WAY)
-            if len(self._sent) >= _MESSAGES_ON_THEIR_WAY and self._pending_bytes < limit:
+            if self._sent and self._pending_bytes < limit:
                 return None
             while self._pending:
                 unit_bytes = self._pending[0].bytes
@@ -312,7 +319,7 @@ class ShardInserter:
         return waiting + unit.bytes <= self._max_pending_bytes
 
     def _fail(self, error: str) -> None:
-        with self._room:
+        with self._lock:
             self.error = error
             self.is_usable = False
             self._room.notify_all()

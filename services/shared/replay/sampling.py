@@ -53,10 +53,14 @@ class Assembly:
         self.probabilities = messages.array(header.probabilities, np.float64, "probabilities")
         self.priorities = messages.array(header.priorities, np.float64, "priorities")
         self.times_sampled = messages.array(header.times_sampled, np.uint32, "times_sampled")
-        self.offsets = messages.array(header.item_offsets, np.uint32, "item_offsets").tolist()
-        self.lengths = messages.array(header.item_lengths, np.uint32, "item_lengths").tolist()
+        offsets = messages.array(header.item_offsets, np.uint32, "item_offsets")
+        lengths = messages.array(header.item_lengths, np.uint32, "item_lengths")
         counts = messages.array(header.item_block_counts, np.uint32, "item_block_counts")
         blocks = messages.array(header.item_blocks, np.uint32, "item_blocks")
+        self.offsets, self.lengths = offsets.tolist(), lengths.tolist()
+        # Each item's block if each has one, whole; its steps, if all have equally many.
+        is_whole = (counts == 1).all() and not offsets.any()
+        self._whole_blocks = blocks if is_whole and (lengths == lengths[0]).all() else None
         stops = np.cumsum(counts, dtype=np.int64)
         starts = stops - counts
         # Blocks come in order: an item is complete when its last one is there.
@@ -86,6 +90,14 @@ class Assembly:
         views = self._views
         if first_block != len(views):
             raise MalformedBlock(f"block {first_block} came after {len(views)} blocks")
+        if (
+            self._whole_blocks is not None
+            and not first_block
+            and len(payload) == sum(self._sizes)
+            and buffer.decode_raw(first_row, payload, self._whole_blocks, self.lengths[0])
+        ):
+            self._decoded = len(self._order)
+            return
         at = 0
         for size in self._sizes[first_block:]:
             if at == len(payload):

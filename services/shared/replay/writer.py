@@ -215,5 +215,7 @@ class SlotWriter:
     def _usable_shards(self) -> list[int]:
         """The slot's own first; it alone if none is usable."""
         count = len(self._shards)
+        if count == 1:
+            return [0]
         order = [(self._home + step) % count for step in range(count)]
         return [shard for shard in order if self._shards[shard].is_usable] or [self._home]

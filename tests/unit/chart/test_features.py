@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.shared import config
 from tests.unit.chart import chart
 
 LEARNER, ACTOR, REPLAY = (
@@ -529,7 +530,7 @@ def test_cert_manager_makes_a_certificate_for_each_component() -> None:
         "learner": "run-seedpod-learner-tls",
         "actor": "run-seedpod-actor-tls",
         "replay": "run-seedpod-replay-tls",
-        "test": "run-seedpod-actor-tls",
+        "test": "run-seedpod-test-tls",
     }
     assert set(made) == set(used.values())
     # The names by which the others call them.
@@ -538,6 +539,20 @@ def test_cert_manager_makes_a_certificate_for_each_component() -> None:
         ("replay", "*.run-seedpod-replay.ns.svc"),
     ):
         assert address in made[used[component]]["dnsNames"]
+    # Only actors join, only learners call replay; `helm test` does both.
+    for component, role in (("learner", "actor"), ("replay", "learner"), ("actor", "")):
+        (argument,) = (a for a in chart.container(objects, component)["args"] if ".tls=" in a)
+        tls = config.TlsConfig(**yaml.safe_load(argument.partition("=")[2].partition("=")[2]))
+        names = (
+            tuple(
+                name
+                for caller in (role, "test")
+                for name in made[f"run-seedpod-{caller}-tls"]["dnsNames"]
+            )
+            if role
+            else ()
+        )
+        assert tls.clients == ({role: names} if role else {})
     arguments_of = chart.container(objects, "learner")["args"]
     (shards,) = (a for a in arguments_of if "replay_addresses" in a)
     assert shards.endswith(

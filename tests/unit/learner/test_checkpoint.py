@@ -153,7 +153,9 @@ def test_damage_names_the_file(tmp_path: pathlib.Path) -> None:
     data = bytearray((path / "variables.npz").read_bytes())
     data[len(data) // 2] ^= 1
     (path / "variables.npz").write_bytes(data)
-    with pytest.raises(checkpoint.CheckpointError, match=r"variables\.npz: is damaged"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"variables\.npz: is damaged.*no good one"
+    ):
         saved.variables()
     (path / "variables.npz").unlink()
     with pytest.raises(checkpoint.CheckpointError, match=r"variables\.npz: cannot be read"):
@@ -174,50 +176,20 @@ def test_pickles_are_neither_written_nor_read(tmp_path: pathlib.Path) -> None:
         checkpoint.read(path).variables()
 
 
-def test_writer_saves_in_the_background_and_in_the_foreground(tmp_path: pathlib.Path) -> None:
-    writer = checkpoint.Writer(tmp_path, keep=2)
-    assert writer.latest() is None
-    started = writer.saved_at
-    assert started is not None
-    writer.save(VARIABLES, {"updates": 1}, SPEC, EXPERIMENT, wait=False)
-    writer.save(VARIABLES, {"updates": 2}, SPEC, EXPERIMENT, wait=True)
-    assert writer.newest == tmp_path / "checkpoint-000000000002"
-    assert writer.saved_at is not None
-    assert writer.saved_at > started
-    resumed = checkpoint.Writer(tmp_path, keep=2).latest()
-    assert resumed is not None
-    assert resumed.counters == {"updates": 2}
-    nowhere = checkpoint.Writer(None, keep=1)
-    nowhere.save(VARIABLES, {"updates": 1}, SPEC, EXPERIMENT, wait=True)
-    assert nowhere.newest is None
-    assert nowhere.saved_at is None
-
-
-def test_writer_reports_what_cannot_be_written(
-    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").write_text("")
-    writer = checkpoint.Writer(tmp_path / "file" / "directory", keep=1)
-    started = writer.saved_at
-    writer.save(VARIABLES, {"updates": 1}, SPEC, EXPERIMENT, wait=False)
-    with pytest.raises(checkpoint.CheckpointError, match=r"cannot be written: .*file"):
-        writer.save(VARIABLES, {"updates": 2}, SPEC, EXPERIMENT, wait=True)
-    assert caplog.text.count("cannot be written") == 2
-    assert writer.saved_at == started
-
-
-def test_a_directory_has_one_writer(tmp_path: pathlib.Path) -> None:
-    first = checkpoint.Writer(tmp_path / "run", keep=2)
-    first.claim()
-    second = checkpoint.Writer(tmp_path / "run", keep=2)
-    with pytest.raises(checkpoint.CheckpointError, match="run: another learner writes to it"):
-        second.claim()
-    path = _save(tmp_path / "run")
-    del first  # the lock goes with its holder
-    second.claim()
-    # Found although it was not there when the second one began.
-    assert second.newest == path
-    (tmp_path / "file").touch()
-    with pytest.raises(checkpoint.CheckpointError, match="file: cannot be written to"):
-        checkpoint.Writer(tmp_path / "file", keep=1).claim()
-    checkpoint.Writer(None, keep=1).claim()
+def test_the_good_one_before_a_damaged_one_is_offered(tmp_path: pathlib.Path) -> None:
+    good, edited, cut, newest = (_save(tmp_path, updates, keep=9) for updates in (5, 6, 7, 8))
+    _edit_meta(edited, counters=[])
+    (cut / "variables.npz").write_bytes((cut / "variables.npz").read_bytes()[:-1])
+    later = _save(tmp_path, 9, keep=9)
+    _edit_meta(newest, sha256="")
+    offer = f"the newest good one before it is {good}: move {newest} away to go on from there"
+    with pytest.raises(checkpoint.CheckpointError, match=offer):
+        checkpoint.read(newest).variables()
+    (newest / "meta.json").unlink()
+    with pytest.raises(checkpoint.CheckpointError, match=offer):
+        checkpoint.read(newest)
+    # Nothing is wrong with it, so another is no help.
+    _edit_meta(later, format_version=1)
+    with pytest.raises(checkpoint.CheckpointError) as refused:
+        checkpoint.read(later)
+    assert "good one" not in str(refused.value)

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from services.learner.leases import LeaseTable
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 
 
 class Clock:
@@ -151,3 +151,19 @@ def test_an_actor_service_counts_once_while_any_of_its_workers_has_a_stream() ->
     clock.now = 100.0
     assert len(table.expire()) == 3
     assert table.live_actors == 1
+
+
+def test_a_lease_whose_join_was_given_up_is_free_at_once() -> None:
+    table, _ = _table()
+    table.abandon("nobody")
+    table.abandon(table.join("a", 1, 2, "").token)
+    assert (table.leased_slots, table.slots_end) == (0, 0)
+    # One that was used or asked for again has its grace period.
+    used = table.join("b", 1, 2, "")
+    group = table.open(used.token, 0, 0)
+    table.close(group.number, group.epoch)
+    again = table.join("c", 1, 2, "")
+    table.join("c", 1, 2, again.token)
+    for lease in (used, again):
+        table.abandon(lease.token)
+    assert table.leased_slots == 4

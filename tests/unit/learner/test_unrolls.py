@@ -62,7 +62,9 @@ def test_a_new_incarnation_begins_a_new_unroll() -> None:
         harness.loop.step()
     (batch,) = _take_all(harness)
     assert batch.observation[0][0, 1:, 0].tolist() == [3, 4, 5, 6, 7]
-    assert harness.assembler.dropped_records == 2  # the steps from record 0 to record 2
+    assert harness.assembler.received_steps.tolist() == [6]  # 8 records, 2 of them FIRST
+    assert harness.assembler.dropped_steps.tolist() == [2]  # from record 0 to record 2
+    assert harness.assembler.unfinished_steps(0) == 0  # record 7 completes its unroll
 
 
 def test_absent_environments_leave_their_slots_alone() -> None:

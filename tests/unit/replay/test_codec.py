@@ -100,3 +100,47 @@ def test_descriptions_differ_exactly_when_layouts_do() -> None:
     assert other.description != LAYOUT.description
     with pytest.raises(ValueError, match="each name once"):
         SequenceLayout((Field("a", "int32"), Field("a", "int32")))
+
+
+TINY = SequenceLayout(
+    (Field("large", "int16", (400,)), Field("action", "int32"), Field("reward", "float32"))
+)
+
+
+def tiny_block(first: int, count: int, noise: bool = True) -> bytes:
+    buffer = StepBuffer(TINY, 40)
+    rng = np.random.default_rng(first)
+    for n in range(first, first + count):
+        large = rng.integers(-(2**15), 2**15, 400) if noise else np.full(400, n)
+        buffer.append({"large": large, "action": n, "reward": n / 2})
+    return buffer.encode()
+
+
+def test_raw_blocks_decode_at_once_as_they_do_one_by_one() -> None:
+    blocks = [tiny_block(10 * n, 2) for n in range(3)]
+    of_items = [2, 0, 0, 1]
+    at_once, one_by_one = BatchBuffer(TINY, 6, 2), BatchBuffer(TINY, 6, 2)
+    payload = memoryview(b"".join(blocks))
+    assert at_once.decode_raw(1, payload, np.array(of_items, np.uint32), 2)
+    for row, block in enumerate(of_items):
+        one_by_one.decode_item(1 + row, [memoryview(blocks[block])], 0, 2)
+    assert at_once.steps["action"][:, 1].tolist() == [0, 21, 1, 1, 11, 0]
+    for name, array in at_once.steps.items():
+        np.testing.assert_array_equal(array, one_by_one.steps[name])
+
+
+@pytest.mark.parametrize(
+    ("payload", "length"),
+    [
+        (tiny_block(0, 2) + tiny_block(5, 2, noise=False), 2),
+        (tiny_block(0, 40, noise=False), 2),
+        (tiny_block(0, 1) * 2, 1),
+        (tiny_block(0, 2)[:-1], 2),
+        (tiny_block(0, 2), 2),
+    ],
+    ids=["compressed", "all compressed", "shorter than the row", "cut off", "block 1 is not there"],
+)
+def test_other_blocks_are_left_to_the_decoder_of_items(payload: bytes, length: int) -> None:
+    target = BatchBuffer(TINY, 2, 2)
+    assert not target.decode_raw(0, memoryview(payload), np.array([0, 1], np.uint32), length)
+    assert not any(array.any() for array in target.steps.values())

@@ -18,7 +18,7 @@ from services.replay.host import TableHost
 from services.replay.recovery import Layout, Progress
 from services.shared.config import PersistenceConfig, TableConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 from tests.integration.replay_clients import insert_request
 
 LAYOUT = Layout("bytes", 1)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from services.replay.table import Table
-from services.shared.rpc import StatusError
+from services.shared.status import StatusError
 from tests.unit.replay.tables import fill, make_table
 
 
