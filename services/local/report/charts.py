@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -120,10 +121,13 @@ def cost(run: Run, id_: str) -> dict[str, Any] | None:
 
 def _rows_with_frames(series: Series) -> list[int]:
     """Rows of a session, not too many, with not too few frames between them."""
+    share = np.ptp(series.frames) / _COST_INTERVALS if len(series.frames) else 0
     kept: list[int] = []
+    newest = -math.inf
     for row, frames in enumerate(series.frames.tolist()):
-        if not kept or frames - series.frames[kept[-1]] > np.ptp(series.frames) / _COST_INTERVALS:
+        if frames - newest > share:
             kept.append(row)
+            newest = frames
     return kept
 
 

@@ -27,7 +27,7 @@ def runs(groups: Sequence[Group]) -> Block:
         "time at work": True,
         "return": True,
         "frames/s": True,
-        "CPU-s/1,000 frames": True,
+        "CPU-s/1k frames": True,
     }
     rows = []
     for i, group in enumerate(groups):

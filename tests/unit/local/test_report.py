@@ -133,7 +133,7 @@ def test_a_run_that_has_ended_well(tmp_path: pathlib.Path) -> None:
         "return": "12.50",
         "frames/s": "50",
         # 4 seconds for 100 frames between first and last records.
-        "CPU-s/1,000 frames": "40.00",
+        "CPU-s/1k frames": "40.00",
     }
 
 
