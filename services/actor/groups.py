@@ -11,17 +11,21 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from services.actor.environments import checks
-from services.actor.environments.base import Environment, Observation
+from services.actor.environments.base import Decision, Environment, Observation
 from services.actor.seats import Seat
 from services.actor.watchdog import Watchdog
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec, StepType
 from services.shared.wire import ObservationLayout
+
+if TYPE_CHECKING:
+    from services.actor.pictures.camera import Camera
 
 _FIRST, _MID, _LAST, _ABSENT = (int(step_type) for step_type in StepType)
 
@@ -48,6 +52,7 @@ class Group:
       lease: That its sequence numbers count under.
       request: Sent or to be sent, until it is answered; None while there is none.
       steps: Environment steps and resets so far.
+      camera: Records the first seat's episodes; None: nothing is recorded.
       asked: When `request` was made, by the monotonic clock.
     """
 
@@ -60,6 +65,8 @@ class Group:
         step_timeout_seconds: float,
         meter: CpuMeter,
         lost: Callable[[Group, Seat, Environment | None, str], None],
+        evaluates: bool = False,
+        camera: Camera | None = None,
     ) -> None:
         """Prepares the arrays.
 
@@ -72,6 +79,8 @@ class Group:
           meter: Shared by the worker's groups.
           lost: Called when a seat has lost its environment, with the environment (None if it
             may still be running) and the reason.
+          evaluates: Tell how episodes went.
+          camera: Records the first seat's episodes.
         """
         self.index = index
         self.seats = seats
@@ -83,6 +92,11 @@ class Group:
         self._timeout_seconds = step_timeout_seconds
         self._meter = meter
         self._lost = lost
+        self._evaluates = evaluates
+        self.camera = camera
+        self._response = inference_pb2.ActResponse()
+        # Of each seat's last episode, a message for each agent.
+        self._infos: list[list[inference_pb2.EpisodeInfo]] = [[] for _ in seats]
         self._expired = [functools.partial(self._hung, at) for at in range(len(seats))]
         self._sequence = 0
         self._cursor = 0
@@ -151,6 +165,8 @@ class Group:
             if seat.environment is not None:
                 seat.incarnation += 1
                 seat.needs_reset = True
+        if self.camera is not None:
+            self.camera.abandon()
 
     def step(self) -> bool:
         """Steps every environment once and makes the request.
@@ -186,6 +202,8 @@ class Group:
             environment_cpu_seconds=environment_seconds,
             actor_cpu_seconds=self._meter.rest(environment_seconds),
             observation=bytes(self._observation),
+            episodes=self._episodes(),
+            wants_policy=self.camera is not None and self.camera.is_on,
         )
         self.asked = time.monotonic()
         return True
@@ -206,6 +224,7 @@ class Group:
         self._actions = np.frombuffer(response.action, self._action_dtype).reshape(
             self._action_shape
         )
+        self._response = response
 
     def _advance(self, at: int) -> None:
         seat = self.seats[at]
@@ -215,6 +234,8 @@ class Group:
             return
         call = self._watchdog.begin(self._timeout_seconds, self._expired[at])
         try:
+            if at == 0 and self.camera is not None and self.camera.is_on:
+                self._record(self.camera, seat, environment)
             if seat.needs_reset:
                 transition = None
                 observation = environment.reset()
@@ -241,8 +262,32 @@ class Group:
                 if transition.terminated:
                     self._discount[self._slices[at]] = 0.0
                 seat.needs_reset = True
+                if self._evaluates:
+                    self._infos[at] = checks.episode_messages(environment)
         except Exception:  # an array that does not fit the spec
             self._lose(at, environment, traceback.format_exc())
+
+    def _record(self, camera: Camera, seat: Seat, environment: Environment) -> None:
+        """Shows the first seat's environment with the answer to its newest record."""
+        response = self._response
+        if not response.value:  # it was not asked for yet
+            return
+        value = np.frombuffer(response.value, np.float32)
+        policy = np.frombuffer(response.policy, np.float32).reshape(len(value), -1)
+        decision = Decision(self._actions[0, 0], float(value[0]), policy[0], response.policy_kind)
+        reward = float(self._reward_rows[0][0])
+        camera.add(environment, reward, decision, ends=seat.needs_reset)
+
+    def _episodes(self) -> list[inference_pb2.EpisodeInfo]:
+        """How those episodes went that have just ended, one for each slot's LAST."""
+        if not self._evaluates:
+            return []
+        return [
+            message
+            for at, messages in enumerate(self._infos)
+            if self._step_type[self._slices[at]][0] == _LAST
+            for message in messages
+        ]
 
     def _welcome(self, at: int, seat: Seat) -> None:
         """Lets a started environment take its seat, if there is one."""
@@ -267,6 +312,8 @@ class Group:
         self._step_type[rows] = _FIRST
         self._incarnation[rows] = seat.incarnation
         seat.needs_reset = False
+        if at == 0 and self.camera is not None and seat.environment is not None:
+            self.camera.begin(seat.environment)
 
     def _is_valid(self) -> bool:
         """Whether all rewards and observations are finite, and categories are categories."""
@@ -307,6 +354,8 @@ class Group:
     def _lose(self, at: int, environment: Environment | None, reason: str) -> None:
         seat = self.seats[at]
         seat.environment = None
+        if at == 0 and self.camera is not None:
+            self.camera.abandon()
         rows = self._slices[at]
         self._step_type[rows] = _ABSENT
         self._reward[rows] = 0.0

@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
@@ -22,10 +22,14 @@ from services.shared import rpc
 from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
+if TYPE_CHECKING:
+    from services.actor.pictures.camera import Recorded
+
 # The first Join waits for the network to be built. A call that was given up would keep its slots
-# for the grace period, and they are the first ones, which R2D2 evaluates; a learner that is away is
-# noticed by keepalive long before.
+# for the grace period; a learner that is away is noticed by keepalive long before.
 _JOIN_TIMEOUT_SECONDS = 300.0
+_RECORDING_TIMEOUT_SECONDS = 60.0
+_PIECE_BYTES = 1 << 18
 
 _log = logging.getLogger(__name__)
 
@@ -242,6 +246,21 @@ class LearnerClient:
             self._drop()
             raise LeaseLost
         await asyncio.sleep(self._backoff.setdefault(group, rpc.Backoff()).next())
+
+    async def put_recording(self, lease: inference_pb2.JoinResponse, recorded: Recorded) -> None:
+        """Hands a recording to the learner.
+
+        Raises:
+          grpc.aio.AioRpcError: It was not taken.
+        """
+
+        async def messages() -> AsyncIterator[inference_pb2.PutRecordingRequest]:
+            name, token = recorded.name, lease.lease_token
+            while piece := recorded.file.read(_PIECE_BYTES):
+                yield inference_pb2.PutRecordingRequest(name=name, lease_token=token, data=piece)
+                name = token = ""
+
+        await self._stub.PutRecording(messages(), timeout=_RECORDING_TIMEOUT_SECONDS)
 
     def _drop(self) -> None:
         """Forgets the lease; the other groups find out because their streams are cancelled."""

@@ -6,10 +6,13 @@ import prometheus_client
 
 from services.actor.supervision import Heartbeat
 
+# Fields of the heartbeat: name of the metric, without the prefix, and what it counts.
 _COUNTERS = {
-    "steps": "Environment steps.",
-    "restarts": "Environments that were replaced.",
-    "reconnects": "Streams to the learner that were lost.",
+    "steps": ("environment_steps", "Environment steps."),
+    "restarts": ("environment_restarts", "Environments that were replaced."),
+    "reconnects": ("reconnects", "Streams to the learner that were lost."),
+    "recordings": ("recordings", "Evaluation episodes that were recorded."),
+    "recording_failures": ("recording_failures", "Recordings that were lost."),
 }
 
 
@@ -42,12 +45,8 @@ class ActorMetrics:
             registry=registry,
         )
         self._counters = {
-            name: prometheus_client.Counter(
-                f"seedpod_actor_{'environment_' * (name != 'reconnects')}{name}",
-                text,
-                registry=registry,
-            )
-            for name, text in _COUNTERS.items()
+            field: prometheus_client.Counter(f"seedpod_actor_{name}", text, registry=registry)
+            for field, (name, text) in _COUNTERS.items()
         }
         self._last: list[Heartbeat] = []
         self._server = None

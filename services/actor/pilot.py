@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
 
 from services.actor.groups import Group
 from services.actor.learner_client import Finished, LearnerClient, LeaseLost, Refused
 from services.actor.waiting import Waiting
 from services.actor.watchdog import Abandoned
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from services.actor.pictures.camera import Camera
 
 # How often a group without any environment looks for one.
 _DESERTED_POLL_SECONDS = 0.05
@@ -25,6 +34,7 @@ _DESERTED_POLL_SECONDS = 0.05
 _DRAIN_SECONDS = 0.1
 _ABANDONED_DRAIN_SECONDS = 1.0
 _DRAIN_STEPS = 20
+_log = logging.getLogger(__name__)
 
 
 class Pilot:
@@ -124,12 +134,27 @@ class Pilot:
                 group.accept(response)
             except ValueError as error:
                 raise Refused(str(error)) from None
+            if group.camera is not None:
+                await _deliver(client, lease, group.camera)
 
     async def _wait_for_environment(self, group: Group, deserted: Waiting) -> None:
         while group.is_deserted:
             deserted.still(f"group {group.index}: all its environments are being replaced")
             await asyncio.sleep(_DESERTED_POLL_SECONDS)
         deserted.over(f"group {group.index} has an environment again")
+
+
+async def _deliver(
+    client: LearnerClient, lease: inference_pb2.JoinResponse, camera: Camera
+) -> None:
+    """Hands finished recordings to the learner; what it does not take is lost, and counted."""
+    for recorded in camera.take():
+        with recorded.file:
+            try:
+                await client.put_recording(lease, recorded)
+            except grpc.aio.AioRpcError as error:
+                camera.failures += 1
+                _log.warning("the learner does not take %s: %s", recorded.name, error.details())
 
 
 async def _drain(seconds: float) -> None:

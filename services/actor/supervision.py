@@ -89,6 +89,8 @@ class Heartbeat(_Message):
       steps: Environment steps.
       restarts: Environments that were lost.
       reconnects: Streams that were lost.
+      recordings: Episodes that were recorded.
+      recording_failures: Recordings that were lost.
       end: Why the worker ends; None while it goes on.
     """
 
@@ -100,6 +102,8 @@ class Heartbeat(_Message):
     steps: int = 0
     restarts: int = 0
     reconnects: int = 0
+    recordings: int = 0
+    recording_failures: int = 0
     end: WorkerExit | None = None
 
 

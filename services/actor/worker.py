@@ -18,11 +18,12 @@ import traceback
 import types
 import zlib
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from services.actor import descendants, environments, supervision
-from services.actor.environments.base import Environment
+from services.actor.environments.base import Environment, PictureError
 from services.actor.groups import CpuMeter, Group
 from services.actor.learner_client import Finished, LearnerClient, Membership
 from services.actor.pilot import Pilot
@@ -33,12 +34,16 @@ from services.actor.watchdog import Watchdog
 from services.shared import processes, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 
+if TYPE_CHECKING:
+    from services.actor.pictures.camera import Camera
+
 _TICK_SECONDS = 0.1
 # Together they leave time before the supervisor kills the worker.
 _STOP_SECONDS = 2.0
 _CLOSE_SECONDS = 2.0
 _CLOSE_ONE_SECONDS = 0.5
 _LAST_WORD_SECONDS = 0.5
+_NAME_CHARACTERS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +76,7 @@ class Worker:
             [self._seat(group, at) for at in range(config.environments_per_group)]
             for group in range(config.groups)
         ]
+        self._camera = self._make_camera()
         self._groups: list[Group] = []
         self._membership = Membership(token=settings.lease_token)
         self._pilot: Pilot | None = None
@@ -152,6 +158,8 @@ class Worker:
             steps=sum(group.steps for group in self._groups),
             restarts=self._restarts,
             reconnects=member.reconnects,
+            recordings=self._camera.recorded if self._camera is not None else 0,
+            recording_failures=self._camera.failures if self._camera is not None else 0,
             end=self._end.get("status"),
         )
         try:
@@ -183,7 +191,30 @@ class Worker:
             seat.starts,
         ]
         seed = int(np.random.SeedSequence(entropy).generate_state(1)[0]) >> 1
-        return environments.make(config.environment, config.environment_arguments, seed)
+        if self._camera is None or seat.number > 0:
+            return environments.make(config.environment, config.environment_arguments, seed)
+        try:
+            environment = environments.make(
+                config.environment, config.environment_arguments, seed, config.recording.football
+            )
+            # Now, not in the middle of the first episode.
+            environment.reset()
+            environment.picture()
+        except PictureError as error:
+            self._hopeless(f"nothing can be recorded: {error}")
+            raise
+        return environment
+
+    def _make_camera(self) -> Camera | None:
+        """The actor's first environment is recorded, if any is."""
+        settings, config = self._settings, self._settings.config
+        records = config.role == "evaluation" and config.recording.every_episodes > 0
+        if not records or settings.worker > 0:
+            return None
+        # Imported only to record: an actor that trains needs no Pillow.
+        from services.actor.pictures.camera import Camera
+
+        return Camera(settings.actor_name, config.recording)
 
     def _start_environments(self) -> None:
         # One after the other: some libraries cannot start two at once, and memory is measured
@@ -203,6 +234,8 @@ class Worker:
                 self._settings.config.step_timeout_seconds,
                 meter,
                 self._lost,
+                evaluates=self._settings.config.role == "evaluation",
+                camera=self._camera if index == 0 else None,
             )
             for index, seats in enumerate(self._seats)
         ]
@@ -247,6 +280,8 @@ class Worker:
             environment=wire.environment_spec_to_proto(self._starter.spec),
             environments_per_group=config.environments_per_group,
             groups=config.groups,
+            role=f"ACTOR_ROLE_{config.role.upper()}",
+            environment_name=_printable(config.environment_name),
         )
         return LearnerClient(
             config.learner_address,
@@ -267,6 +302,11 @@ class Worker:
             )
         # Before any step: if one kills the process, its successor gets the lease.
         self._report()
+
+
+def _printable(name: str) -> str:
+    """As much of a name as the learner takes into its log."""
+    return "".join(c if c.isprintable() else "?" for c in name)[:_NAME_CHARACTERS]
 
 
 def main() -> int:

@@ -29,7 +29,13 @@ def main() -> int:
         metavar="EPISODES",
         help="play so many episodes with the newest checkpoint instead of training",
     )
-    parser.add_argument("--greedy", action="store_true", help="evaluate the most probable actions")
+    parser.add_argument(
+        "--recordings",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --evaluate: wait for so many recordings, too",
+    )
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -52,9 +58,7 @@ def main() -> int:
     from services.learner.service import LearnerService
 
     evaluation = (
-        None
-        if arguments.evaluate is None
-        else Evaluation(episodes=arguments.evaluate, greedy=arguments.greedy)
+        None if arguments.evaluate is None else Evaluation(arguments.evaluate, arguments.recordings)
     )
     try:
         service = LearnerService(experiment, evaluation)

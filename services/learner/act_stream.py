@@ -12,6 +12,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from services.learner import explanation
 from services.learner.step_store import StepStore
 from services.shared import wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
@@ -38,6 +39,7 @@ class ActStream:
         self.epoch = epoch
         self.answered = asyncio.Event()
         self.finished = False
+        self._wants_policy = False
         self._store = store
         self._slots = np.array(slots, np.int64)
         self._layout = wire.ObservationLayout(spec.observation, len(slots))
@@ -98,7 +100,28 @@ class ActStream:
         store.discount_flat[rows] = discount
         store.incarnation_flat[rows] = incarnation
         store.step_type_flat[rows] = step_type
+        if request.episodes:
+            self._write_episodes(request.episodes, slots[step_type == _LAST])
+        self._wants_policy = request.wants_policy
         return True
+
+    def _write_episodes(
+        self, episodes: tuple[inference_pb2.EpisodeInfo, ...], slots: npt.NDArray[np.int64]
+    ) -> None:
+        if len(episodes) != len(slots):
+            raise invalid(
+                f"episodes has {len(episodes)} elements, allowed: {len(slots)}, one for each LAST"
+            )
+        for slot, episode in zip(slots.tolist(), episodes, strict=True):
+            data = episode.SerializeToString()
+            if len(data) > wire.EPISODE_INFO_BYTES:
+                raise invalid(
+                    f"an EpisodeInfo has {len(data)} bytes, allowed: {wire.EPISODE_INFO_BYTES}"
+                )
+            if not np.isfinite(list(episode.values.values())).all():
+                raise invalid(f"an EpisodeInfo has values that are not finite: {episode.values}")
+            self._store.episode_info[slot, : len(data)] = np.frombuffer(data, np.uint8)
+            self._store.episode_info_bytes[slot] = len(data)
 
     def _is_valid(self, index: int, tensor: npt.NDArray[Any]) -> bool:
         spec = self._store.layout.spec.observation[index]
@@ -156,6 +179,12 @@ class ActStream:
             action=action.tobytes(),
             finished=self.finished,
         )
+        if self._wants_policy:
+            layout = store.layout
+            parameters = store.policy_parameters_flat[newest]
+            response.value = store.value[slots].tobytes()
+            response.policy = explanation.explain(layout, parameters).tobytes()
+            response.policy_kind = layout.policy_kind  # type: ignore[assignment]
         return bytes(response.SerializeToString())
 
 

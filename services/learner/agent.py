@@ -18,7 +18,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from services.learner import checkpoint, optimizer, preprocess, unrolls
-from services.learner.inference import Arrays
+from services.learner.inference import Arrays, Decisions
 from services.learner.networks import heads, registry
 from services.learner.networks.base import NetworkInputs, named_variables
 from services.learner.trainer import TrainingBatch, Update
@@ -102,14 +102,14 @@ class Agent(abc.ABC):
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         state: Arrays,
-    ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32], Arrays]:
+    ) -> Decisions:
         """Chooses actions; see `inference.Policy`."""
         self._act_calls += 1
         seed = np.array([self._config.seed, self._act_calls], np.int64)
         arrays = (*observation, previous_action, reward, first, self._explore(slots), *state, seed)
         outputs = self._act(*map(tf.convert_to_tensor, arrays))
-        action, parameters, *new_state = (output.numpy() for output in outputs)
-        return action, parameters, tuple(new_state)
+        action, parameters, value, *new_state = (output.numpy() for output in outputs)
+        return Decisions(action, parameters, value, tuple(new_state))
 
     def train(self, batch: TrainingBatch, frames: int) -> Update:
         """Makes one update; see `trainer.Updater`."""
@@ -156,15 +156,21 @@ class Agent(abc.ABC):
     @abc.abstractmethod
     def _choose(
         self, output: Any, epsilon: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Actions [n, A] and policy parameters float32 [n, P] of the head's output."""
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Actions [n, A], policy parameters float32 [n, P] and values float32 [n].
+
+        Args:
+          output: The head's.
+          epsilon: What `_explore` gave.
+          seed: int64 [2], of the random numbers.
+        """
 
     @abc.abstractmethod
     def _loss(self, records: Records, weights: tf.Tensor, frames: tf.Tensor) -> Loss:
         """The loss of a batch."""
 
     def _explore(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """Epsilons [n] for `_choose`; [0] where the policy itself explores."""
+        """How much each of n slots explores, for `_choose`; [0] where all do alike."""
         return np.zeros(0, np.float32)
 
     def _modules(self) -> dict[str, tf.Module]:
@@ -220,8 +226,8 @@ class Agent(abc.ABC):
             ]
             inputs = self._inputs(observation, previous, reward, first)
             output, new_state = network.step(inputs, tuple(state))
-            action, parameters = self._choose(output, epsilon, seed)
-            return action, parameters, *new_state
+            action, parameters, value = self._choose(output, epsilon, seed)
+            return action, parameters, value, *new_state
 
         signature = []
         for tensor in spec.observation:

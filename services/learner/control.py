@@ -25,6 +25,7 @@ class Method(enum.IntEnum):
     CLOSE = 3  # JSON {group, epoch}, not answered
     STATUS = 4  # nothing -> GetStatusResponse
     STORE = 5  # to the front end: JSON of the layout, with the descriptor; not answered
+    RECORDING = 8  # JSON {lease} -> JSON {folder}
     ABANDON = 7  # the JoinResponse that came too late for its call; not answered
     REVOKE = 6  # to the front end: JSON {group, epoch}, another stream has it; not answered
 

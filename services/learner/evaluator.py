@@ -1,22 +1,25 @@
 """Evaluation in place of training: the policy plays, nothing is learned, episodes are counted.
 
-It stands where the trainer stands, so that an evaluation runs the very serving path of training.
+It stands where the trainer stands; all actors have the role of evaluation, so that `seedpod eval`
+measures what an evaluator beside training measures.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 
-import numpy as np
-
+from services.learner import evaluation
 from services.learner.statistics import Statistics
-from services.learner.unrolls import UnrollAssembler
 
-_TAKE_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+# A recording is drawn and handed over after its episode's end.
+_RECORDINGS_SECONDS = 300.0
 _log = logging.getLogger(__name__)
 
 
@@ -27,11 +30,11 @@ class Evaluation:
     Attributes:
       episodes: At least so many, equally many of each env slot: the first to end would otherwise
         be short ones.
-      greedy: Take the most probable action instead of drawing one.
+      recordings: Wait for so many recordings, too.
     """
 
     episodes: int
-    greedy: bool
+    recordings: int = 0
 
 
 class Evaluator:
@@ -39,43 +42,39 @@ class Evaluator:
 
     def __init__(
         self,
-        evaluation: Evaluation,
-        assembler: UnrollAssembler,
+        task: Evaluation,
         statistics: Statistics,
         leased_slots: Callable[[], int],
-        wake_inference: Callable[[], None],
+        recordings: Callable[[], int],
     ) -> None:
         """Prepares the evaluator; `run` is the thread's body.
 
         Args:
-          evaluation: What is asked for.
-          assembler: Unrolls are taken from it, so that no actor has to wait, and dropped.
-          statistics: Where episodes are counted.
+          task: What is asked for.
+          statistics: Where episodes are counted, and all of them kept.
           leased_slots: The number of slots that play.
-          wake_inference: Called when records may be overwritten again.
+          recordings: The number of recordings that have arrived.
         """
-        self._evaluation = evaluation
-        self._assembler = assembler
+        self._task = task
         self._statistics = statistics
         self._leased_slots = leased_slots
-        self._wake_inference = wake_inference
+        self._recordings = recordings
         self._stop = threading.Event()
         self.failure: Exception | None = None
         self.ended = threading.Event()
-        self._episodes: list[tuple[float, int]] = []
+        self._episodes: list[evaluation.Episode] = []
 
     def stop(self) -> None:
         """Makes `run` return."""
         self._stop.set()
 
     def run(self) -> None:
-        """Plays until there are enough episodes, or `stop`."""
+        """Plays until there are enough episodes and recordings, or `stop`."""
         try:
-            while not self._stop.is_set() and not self._enough():
-                unrolls = self._assembler.take(self._statistics.slots, _TAKE_SECONDS)
-                if unrolls is not None:
-                    self._assembler.release(unrolls)
-                    self._wake_inference()
+            while not self._enough():
+                if self._stop.wait(_POLL_SECONDS):
+                    return
+            self._wait_for_recordings()
         except Exception as error:  # the service reports it and ends
             _log.exception("evaluation failed")
             self.failure = error
@@ -86,28 +85,28 @@ class Evaluator:
         slots = self._leased_slots()
         if not slots:
             return False
-        share = math.ceil(self._evaluation.episodes / slots)
-        by_slot: dict[int, list[tuple[float, int]]] = {}
-        for slot, total, length in list(self._statistics.ended_episodes):
-            by_slot.setdefault(slot, []).append((total, length))
-        complete = [episodes[:share] for episodes in by_slot.values() if len(episodes) >= share]
+        share = math.ceil(self._task.episodes / slots)
+        played: dict[int, list[evaluation.Episode]] = collections.defaultdict(list)
+        for episode in self._statistics.evaluation_episodes.copy():
+            played[episode.slot].append(episode)
+        complete = [episodes[:share] for episodes in played.values() if len(episodes) >= share]
         if len(complete) < slots:
             return False
         self._episodes = [episode for episodes in complete for episode in episodes]
         return True
 
+    def _wait_for_recordings(self) -> None:
+        deadline = time.monotonic() + _RECORDINGS_SECONDS
+        while (arrived := self._recordings()) < self._task.recordings:
+            if time.monotonic() > deadline:
+                _log.error(
+                    "%d of %d recordings arrived within %.0f s after the last episode",
+                    arrived, self._task.recordings, _RECORDINGS_SECONDS,
+                )  # fmt: skip
+                return
+            if self._stop.wait(_POLL_SECONDS):
+                return
+
     def summary(self) -> dict[str, object]:
-        """Returns and lengths of the episodes."""
-        if not self._episodes:
-            return {"episodes": 0}
-        returns = np.array([total for total, _ in self._episodes])
-        return {
-            "episodes": len(returns),
-            "greedy": self._evaluation.greedy,
-            "mean_return": round(float(returns.mean()), 4),
-            "standard_error": round(float(returns.std(ddof=1) / math.sqrt(len(returns))), 4)
-            if len(returns) > 1
-            else None,
-            "median_return": float(np.median(returns)),
-            "mean_length": round(float(np.mean([n for _, n in self._episodes])), 1),
-        }
+        """The figures of the episodes that count."""
+        return evaluation.summarize(self._episodes)

@@ -7,36 +7,37 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from services.learner.roles import Role
 from services.shared.config import R2d2Config
 
 Exploration = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 """Gives slots [n] their epsilons, float32 [n]."""
 
 
-def constant(epsilon: float) -> Exploration:
-    """The same for all slots."""
-    return lambda slots: np.full(len(slots), epsilon, np.float32)
-
-
-def by_slot(config: R2d2Config, count_slots: Callable[[], int]) -> Exploration:
-    """From much to little exploration over the slots.
+def by_slot(
+    config: R2d2Config,
+    roles: npt.NDArray[np.uint8],
+    count_slots: Callable[[], int],
+    greedy_evaluation: bool = False,
+) -> Exploration:
+    """From much to little exploration over the training slots; little in evaluation.
 
     Slot i of N has epsilon^(1 + exponent i / (N - 1)): Horgan et al. 2018, Ape-X (arXiv
-    1803.00933), section 4.1. One slot alone has epsilon. The evaluation slots come before the
-    others and are not among these N.
+    1803.00933), section 4.1. One slot alone has epsilon.
 
     Args:
-      config: Epsilons and number of evaluation slots.
-      count_slots: The number of slots that are in use, from the first to the last; asked anew
-        each time, so that the slots cover the whole range when actors come and go.
+      config: The epsilons.
+      roles: uint8 [slots], `Role`s: slots that are not trained on have the evaluation epsilon.
+      count_slots: The number of training slots that are in use, from the first to the last; asked
+        anew each time, so that the slots cover the whole range when actors come and go.
+      greedy_evaluation: Evaluation never acts at random.
     """
     logarithm = np.log(config.epsilon) if config.epsilon > 0 else -np.inf
+    elsewhere = 0.0 if greedy_evaluation else config.evaluation_epsilon
 
     def epsilons(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        index = slots - config.evaluation_slots
-        steps = max(1, count_slots() - config.evaluation_slots - 1)
-        share = np.clip(index / steps, 0.0, 1.0)
+        share = np.clip(slots / max(1, count_slots() - 1), 0.0, 1.0)
         values = np.exp(logarithm * (1.0 + config.epsilon_exponent * share))
-        return np.where(index < 0, config.evaluation_epsilon, values).astype(np.float32)
+        return np.where(roles[slots] == Role.TRAINING, values, elsewhere).astype(np.float32)
 
     return epsilons

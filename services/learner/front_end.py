@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import pathlib
 import signal
 import socket
 import time
@@ -24,10 +25,11 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services.learner import control
+from services.learner import control, recordings
 from services.learner.act_stream import ActStream, invalid
 from services.learner.control import Message, Method
 from services.learner.step_store import COUNTERS, StepStore, StoreLayout
@@ -39,7 +41,12 @@ from services.shared.varint import MalformedMessage
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
 # The learner answers a Join when its network is built, which the first Join sets off.
-_CONTROL_TIMEOUT_SECONDS = {Method.JOIN: 300.0, Method.OPEN: 60.0, Method.STATUS: 30.0}
+_CONTROL_TIMEOUT_SECONDS = {
+    Method.JOIN: 300.0,
+    Method.OPEN: 60.0,
+    Method.STATUS: 30.0,
+    Method.RECORDING: 30.0,
+}
 _STOP_GRACE_SECONDS = 2.0
 _MAX_GROUP_DIGITS = 9
 _TAKEN_OVER = "a newer stream has taken this group over"
@@ -126,6 +133,48 @@ class FrontEnd:
         finally:
             counters[COUNTERS.index("streams")] -= 1
             self._close(stream)
+
+    async def put_recording(self, _: object, context: Any) -> bytes:
+        """PutRecording: the learner names the folder, the file is written here."""
+        try:
+            authorize(context, self._tls, "actor", "PutRecording")
+            size = await self._receive_recording(context)
+        except DecodeError as error:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"not a PutRecordingRequest: {error}"
+            )
+            raise
+        except StatusError as error:
+            self._count("recording_failures")
+            _log.warning("a recording is not kept: %s", error.message)
+            await context.abort(error.code, error.message)
+            raise
+        self._count("recordings")
+        return bytes(inference_pb2.PutRecordingResponse(bytes=size).SerializeToString())
+
+    async def _receive_recording(self, context: Any) -> int:
+        message = await context.read()
+        if message is grpc.aio.EOF:
+            raise invalid("a recording without any message")
+        first = inference_pb2.PutRecordingRequest.FromString(message)
+        if not recordings.NAME.fullmatch(first.name):
+            raise invalid(f"name is {first.name!r}, allowed: {recordings.NAME.pattern}")
+        question = json.dumps({"lease": first.lease_token}).encode()
+        answer = await self._answer(Method.RECORDING, question)
+        folder = pathlib.Path(json.loads(answer)["folder"])
+        try:
+            with recordings.Arrival(folder, first.name) as arrival:
+                await asyncio.to_thread(arrival.write, first.data)
+                while (message := await context.read()) is not grpc.aio.EOF:
+                    piece = inference_pb2.PutRecordingRequest.FromString(message)
+                    await asyncio.to_thread(arrival.write, piece.data)
+        except OSError as error:
+            raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{folder}: {error}") from None
+        return arrival.size
+
+    def _count(self, name: str) -> None:
+        if self._store is not None:
+            self._store.counters[self._index, COUNTERS.index(name)] += 1
 
     def endable(self, method: RpcMethod) -> RpcMethod:
         """Makes a method one that `end_calls` ends."""
@@ -346,6 +395,9 @@ async def _serve(arguments: argparse.Namespace) -> None:
     handlers = {
         "Join": grpc.unary_unary_rpc_method_handler(front_end.endable(front_end.join)),
         "GetStatus": grpc.unary_unary_rpc_method_handler(front_end.endable(front_end.get_status)),
+        "PutRecording": grpc.stream_unary_rpc_method_handler(
+            front_end.endable(front_end.put_recording)
+        ),
         "Act": grpc.stream_stream_rpc_method_handler(front_end.endable(front_end.act)),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from services.learner.cpu_time import CpuTime
 from services.learner.fair_lock import FairLock
 from services.learner.leases import Group
+from services.learner.roles import Role
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore
 from services.learner.unrolls import IntArray, UnrollAssembler
@@ -26,6 +27,22 @@ from services.shared.specs import StepType
 _IDLE_SECONDS = 0.1  # how soon the loop notices that it shall stop, when nothing arrives
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
+
+
+class Decisions(NamedTuple):
+    """What a policy answers to n slots.
+
+    Attributes:
+      action: [n, A].
+      policy_parameters: float32 [n, P].
+      value: float32 [n], of the situations that the actions were chosen in.
+      state: For each state tensor [n, ...], the new one.
+    """
+
+    action: npt.NDArray[np.generic]
+    policy_parameters: npt.NDArray[np.float32]
+    value: npt.NDArray[np.float32]
+    state: Arrays
 
 
 class Policy(Protocol):
@@ -43,7 +60,7 @@ class Policy(Protocol):
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         state: Arrays,
-    ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32], Arrays]:
+    ) -> Decisions:
         """Chooses actions for n slots.
 
         Args:
@@ -54,9 +71,6 @@ class Policy(Protocol):
           reward: float32 [n].
           first: bool [n].
           state: For each state tensor [n, ...].
-
-        Returns:
-          action [n, A], policy parameters float32 [n, P], the new state.
         """
 
 
@@ -68,6 +82,10 @@ class InferenceTransport(Protocol):
     @property
     def live_groups(self) -> int:
         """Groups that have a stream, so that a request can be expected of them."""
+
+    @property
+    def live_training_groups(self) -> int:
+        """Those of them that are trained on."""
 
     def wait(self, timeout_seconds: float) -> None:
         """Waits for a request, a wake-up or the timeout."""
@@ -188,9 +206,15 @@ class InferenceLoop:
                 return batch
             batch.append(request)
             slots += len(request.group.slots)
-        all_reported = len(self._queue) >= self._transport.live_groups
         waited = now - batch[0].arrived >= self._max_wait_seconds
-        return batch if slots >= self._batch_size or all_reported or waited else []
+        return batch if slots >= self._batch_size or waited or self._all_reported() else []
+
+    def _all_reported(self) -> bool:
+        """Whether no other request is worth waiting for; evaluation never holds training up."""
+        training = self._transport.live_training_groups
+        if not training:
+            return len(self._queue) >= self._transport.live_groups
+        return sum(r.group.role is Role.TRAINING for r in self._queue) >= training
 
     def _process(self, groups: list[Group]) -> None:
         store = self._store
@@ -219,17 +243,20 @@ class InferenceLoop:
         previous = store.action[slots, (records - 1) % store.layout.ring]
         version = self._policy.version
         started = time.monotonic()
-        action, parameters, new_state = self._policy.act(
+        decisions = self._policy.act(
             slots, observation, previous, reward, first, tuple(part[slots] for part in self._state)
         )
         seconds = time.monotonic() - started
         self._statistics.inference_latency.observe(seconds)
         self._statistics.observe_busy("inference", seconds)
-        store.action[slots, rows] = action
-        store.policy_parameters[slots, rows] = parameters
+        store.action[slots, rows] = decisions.action
+        store.policy_parameters[slots, rows] = decisions.policy_parameters
+        store.value[slots] = decisions.value
         store.policy_version[slots, rows] = version
-        for part, new in zip(self._state, new_state, strict=True):
+        for part, new in zip(self._state, decisions.state, strict=True):
             part[slots] = new
         store.written[slots] = records + 1
         assembler.end()
-        self._statistics.observe_steps(slots, step_type, reward, self._batch_size)
+        self._statistics.observe_steps(
+            slots, step_type, reward, self._batch_size, store.take_episode_info
+        )

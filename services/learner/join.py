@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import grpc
 
+from services.learner import roles
 from services.shared import rpc, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
@@ -38,13 +39,17 @@ def check(request: inference_pb2.JoinRequest, max_slots: int) -> EnvironmentSpec
             f"the actor speaks {request.api_version[:_MAX_NAME_CHARACTERS]!r}, this learner"
             f" {wire.API_VERSION!r}",
         )
-    name = request.actor_name
-    if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
-        raise _invalid(
-            f"actor_name is {name[:_MAX_NAME_CHARACTERS]!r}, allowed: at most"
-            f" {_MAX_NAME_CHARACTERS} printable characters, because it goes into logs"
-        )
+    for field, name in (
+        ("actor_name", request.actor_name),
+        ("environment_name", request.environment_name),
+    ):
+        if len(name) > _MAX_NAME_CHARACTERS or not name.isprintable():
+            raise _invalid(
+                f"{field} is {name[:_MAX_NAME_CHARACTERS]!r}, allowed: at most"
+                f" {_MAX_NAME_CHARACTERS} printable characters, because it goes into logs"
+            )
     try:
+        roles.from_proto(request.role)
         spec = wire.environment_spec_from_proto(request.environment)
     except ValueError as error:
         raise _invalid(str(error)) from None

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from services.learner.roles import Role
 from services.shared.status import StatusError
 
 
@@ -27,6 +28,7 @@ class Group:
       number: Index into the step store's group arrays.
       lease_token: Of the lease it belongs to.
       slots: int64 [k].
+      role: What becomes of its records.
       epoch: Grows with each stream that opens; the newest stream owns the group.
       front_end: Which front end the group's stream is on; None: no stream.
     """
@@ -34,6 +36,7 @@ class Group:
     number: int
     lease_token: str
     slots: npt.NDArray[np.int64]
+    role: Role
     epoch: int
     front_end: int | None = None
 
@@ -44,6 +47,7 @@ class Lease:
 
     token: str
     actor_name: str
+    role: Role
     groups: list[Group]
     idle_since: float | None
     # Nobody has used it since the one Join that it was made for.
@@ -56,12 +60,17 @@ class Lease:
 
 
 class LeaseTable:
-    """All leases of a learner. Slots and group numbers are given out lowest first.
+    """All leases of a learner.
+
+    Training takes the lowest free slots and evaluation the highest: the slots of training lie
+    together, whoever else comes and goes.
 
     Attributes:
+      roles: uint8 [slots], of each slot's present or last lease.
       groups: The leased groups by number.
       live_groups: Number of groups with an open stream.
-      live_slots: Number of slots of these.
+      live_training_groups: Those of them that are trained on.
+      live_slots: Number of slots of live groups.
     """
 
     def __init__(
@@ -79,8 +88,10 @@ class LeaseTable:
         self._free_groups = set(range(max_slots))
         # Outlives the leases, so that no late message of an old holder matches a new one.
         self._last_epochs = [0] * max_slots
+        self.roles: npt.NDArray[np.uint8] = np.full(max_slots, Role.TRAINING, np.uint8)
         self.groups: dict[int, Group] = {}
         self.live_groups = 0
+        self.live_training_groups = 0
         self.live_slots = 0
         self._live_groups_of: collections.Counter[str] = collections.Counter()
         self._slots_end = 0
@@ -91,21 +102,35 @@ class LeaseTable:
         return self._max_slots - len(self._free_slots)
 
     @property
+    def training_slots(self) -> int:
+        """Number of slots that are leased for training; any thread may ask."""
+        groups = list(self.groups.values())
+        return sum(len(group.slots) for group in groups if group.role is Role.TRAINING)
+
+    @property
     def live_actors(self) -> int:
-        """Number of actor services that have a stream open; any thread may ask."""
+        """Number of actor services that train and have a stream open; any thread may ask."""
         return len(self._live_groups_of)
 
     @property
     def slots_end(self) -> int:
-        """1 more than the highest leased slot; 0 without any."""
+        """1 more than the highest slot that is leased for training; 0 without any."""
         return self._slots_end
 
-    def join(self, actor_name: str, groups: int, slots_per_group: int, token: str) -> Lease:
+    def join(
+        self,
+        actor_name: str,
+        groups: int,
+        slots_per_group: int,
+        token: str,
+        role: Role = Role.TRAINING,
+    ) -> Lease:
         """Leases slots, or gives an actor that returns with its token the same ones.
 
         Raises:
-          StatusError: INVALID_ARGUMENT for counts below 1 or other counts than the token's
-            lease has, NOT_FOUND for an unknown token, RESOURCE_EXHAUSTED without enough slots.
+          StatusError: INVALID_ARGUMENT for counts below 1, or other counts or another role than
+            the token's lease has, NOT_FOUND for an unknown token, RESOURCE_EXHAUSTED without
+            enough slots.
         """
         if groups < 1 or slots_per_group < 1:
             raise StatusError(
@@ -114,7 +139,7 @@ class LeaseTable:
             )
         self.expire()
         if token:
-            return self._rejoin(token, groups, slots_per_group)
+            return self._rejoin(token, groups, slots_per_group, role)
         wanted = groups * slots_per_group
         if wanted > len(self._free_slots):
             raise StatusError(
@@ -122,18 +147,22 @@ class LeaseTable:
                 f"{wanted} env slots asked for by {actor_name!r}, {len(self._free_slots)} of"
                 f" {self._max_slots} are free (learner.max_slots)",
             )
-        slots = sorted(self._free_slots)[:wanted]
+        ordered = sorted(self._free_slots)
+        slots = ordered[:wanted] if role is Role.TRAINING else ordered[-wanted:]
         numbers = sorted(self._free_groups)[:groups]
         self._free_slots.difference_update(slots)
         self._free_groups.difference_update(numbers)
-        self._slots_end = max(self._slots_end, slots[-1] + 1)
+        self.roles[slots] = role
+        if role is Role.TRAINING:
+            self._slots_end = max(self._slots_end, slots[-1] + 1)
         token = secrets.token_hex(16)
         shares = np.array(slots, np.int64).reshape(groups, slots_per_group)
         lease = Lease(
             token,
             actor_name,
+            role,
             [
-                Group(number, token, share, self._last_epochs[number] + 1)
+                Group(number, token, share, role, self._last_epochs[number] + 1)
                 for number, share in zip(numbers, shares, strict=True)
             ],
             idle_since=self._clock(),
@@ -142,7 +171,7 @@ class LeaseTable:
         self.groups.update({group.number: group for group in lease.groups})
         return lease
 
-    def _rejoin(self, token: str, groups: int, slots_per_group: int) -> Lease:
+    def _rejoin(self, token: str, groups: int, slots_per_group: int, role: Role) -> Lease:
         lease = self._find(token)
         held = len(lease.groups), len(lease.groups[0].slots)
         if held != (groups, slots_per_group):
@@ -150,6 +179,12 @@ class LeaseTable:
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"lease of {lease.actor_name!r} has {held[0]} groups of {held[1]} slots, asked for"
                 f" again with {groups} of {slots_per_group}",
+            )
+        if lease.role is not role:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"lease of {lease.actor_name!r} is for {lease.role.name}, asked for again for"
+                f" {role.name}",
             )
         for group in lease.groups:
             group.epoch += 1
@@ -178,6 +213,10 @@ class LeaseTable:
         lease.idle_since = None
         lease.is_unused = False
         return group
+
+    def check(self, token: str) -> None:
+        """Raises StatusError, NOT_FOUND, if there is no lease of this token."""
+        self._find(token)
 
     def close(self, number: int, epoch: int) -> None:
         """Notes that a stream ended; nothing happens if a newer one owns its group."""
@@ -222,7 +261,11 @@ class LeaseTable:
                 self._free_groups.add(group.number)
                 self._free_slots.update(group.slots.tolist())
         if leases:
-            ends = (int(group.slots[-1]) + 1 for group in self.groups.values())
+            ends = (
+                int(group.slots[-1]) + 1
+                for group in self.groups.values()
+                if group.role is Role.TRAINING
+            )
             self._slots_end = max(ends, default=0)
 
     def _set_front_end(self, group: Group, front_end: int | None) -> None:
@@ -232,6 +275,9 @@ class LeaseTable:
             return
         self.live_groups += change
         self.live_slots += change * len(group.slots)
+        if group.role is not Role.TRAINING:
+            return
+        self.live_training_groups += change
         actor = self._leases[group.lease_token].actor
         self._live_groups_of[actor] += change
         if not self._live_groups_of[actor]:

@@ -101,7 +101,7 @@ class R2d2Agent(agent.Agent):
 
     def _choose(
         self, output: tf.Tensor, epsilon: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         shape = tf.shape(epsilon)
         best = tf.argmax(output, axis=-1, output_type=tf.int32)
         which, whether = tf.unstack(tf.random.split(seed, 2))
@@ -109,7 +109,8 @@ class R2d2Agent(agent.Agent):
             shape, which, minval=0, maxval=output.shape[-1], dtype=tf.int32
         )
         explores = tf.random.stateless_uniform(shape, whether) < epsilon
-        return tf.where(explores, anything, best)[:, None], output
+        value = r2d2.unrescale(tf.reduce_max(output, axis=-1), self._settings.rescaling_epsilon)
+        return tf.where(explores, anything, best)[:, None], output, value
 
     def _loss(self, records: agent.Records, weights: tf.Tensor, frames: tf.Tensor) -> agent.Loss:
         del frames

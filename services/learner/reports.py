@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import pathlib
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,8 +14,12 @@ import prometheus_client
 import tensorflow as tf
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from tensorboard.plugins.image import metadata as image_metadata
 
+from services.learner import evaluation
 from services.learner.accounts import StepAccount
+from services.learner.recordings import Picture
+from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS
 from services.learner.unrolls import policy_lag_bound
 from services.shared.config import LearnerConfig
@@ -49,6 +55,7 @@ class Reports:
         self._started = time.monotonic()
         self._next_summary = self._started
         self._behaviour_difference = 0.0
+        self._evaluations_written = 0
         self._metrics: dict[str, float] = {}
 
     def serve_metrics(self, service: LearnerService) -> None:
@@ -72,12 +79,49 @@ class Reports:
                 self._behaviour_difference, metrics["behaviour_difference"]
             )
         self._metrics = {**metrics, "behaviour_difference_max": self._behaviour_difference}
+        self._write_evaluation(service.statistics)
         now = time.monotonic()
         if now >= self._next_summary:
             shortest, longest = _SUMMARY_SECONDS
             elapsed = _SUMMARY_SHARE * (now - self._started)
             self._next_summary = now + min(max(shortest, elapsed), longest)
             self._summarize(service)
+
+    def _write_evaluation(self, statistics: Statistics) -> None:
+        """Appends a line to the results whenever there are as many new episodes as count."""
+        settings = self.config.evaluation
+        due = self._evaluations_written + settings.episodes
+        if settings.results_path is None or statistics.evaluated < due:
+            return
+        self._evaluations_written = statistics.evaluated
+        line = {
+            "time": round(time.time(), 3),
+            "frames": statistics.frames,
+            "updates": statistics.updates,
+            "greedy": settings.greedy,
+            **evaluation.summarize(statistics.evaluation_episodes.copy()),
+        }
+        path = pathlib.Path(settings.results_path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:  # training goes on
+            _log.warning("an evaluation cannot be written: %s", error)
+
+    def picture(self, picture: Picture, statistics: Statistics) -> None:
+        """Takes notice of a new recording; TensorBoard plays GIFs."""
+        if self._writer is None:
+            return
+        tag = "evaluation/heat_map" if picture.name.endswith(".png") else "evaluation/episode"
+        size = [str(picture.width).encode(), str(picture.height).encode()]
+        with self._writer.as_default():
+            tf.summary.write(
+                tag,
+                tf.constant([*size, picture.data]),
+                step=statistics.frames,
+                metadata=image_metadata.create_summary_metadata(tag, ""),
+            )
 
     def close(self, service: LearnerService) -> None:
         """Completes the event file."""
@@ -97,8 +141,8 @@ class Reports:
         if statistics.ended_episodes:
             values["episode/mean_return"] = statistics.mean_return
             values["episode/mean_length"] = statistics.mean_length
-        if statistics.evaluation_episodes:
-            values["evaluation/mean_return"] = statistics.evaluation_return
+        evaluated = evaluation.scalars(statistics.evaluation_episodes.copy())
+        values |= {f"evaluation/{name}": value for name, value in evaluated.items()}
         # Zeros too: `seedpod report` takes the parts together.
         limiting, cpu = statistics.bottleneck(), service.cpu_seconds()
         values |= {f"bottleneck/{part}": float(part == limiting) for part in _PARTS}
@@ -140,6 +184,33 @@ def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterM
         yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
 
 
+def _evaluation_gauges(statistics: Statistics) -> tuple[tuple[str, str, float], ...]:
+    """Of the newest evaluation episodes."""
+    figures = evaluation.figures(statistics.evaluation_episodes.copy())
+    what = "Over the newest evaluation episodes (learner.evaluation.episodes)"
+    return (
+        ("evaluation_return_mean", what, figures.mean_return),
+        ("evaluation_return_standard_error", "Of the mean", figures.standard_error),
+        ("evaluation_return_median", what, figures.median_return),
+        ("evaluation_episode_length_mean", what, figures.mean_length),
+    )
+
+
+def _level_metrics(statistics: Statistics) -> Iterator[GaugeMetricFamily]:
+    """Of the newest evaluation episodes by level, and what their environments tell."""
+    returns = GaugeMetricFamily(
+        "seedpod_evaluation_level_return_mean", "By level", labels=["level"]
+    )
+    values = GaugeMetricFamily(
+        "seedpod_evaluation_value_mean", "What environments tell", labels=["level", "name"]
+    )
+    for level, figures in evaluation.by_level(statistics.evaluation_episodes.copy()).items():
+        returns.add_metric([level], figures.mean_return)
+        for name, (mean, _) in figures.values.items():
+            values.add_metric([level, name], mean)
+    yield from (returns, values)
+
+
 def _step_metrics(steps: StepAccount) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
     counters = (
         ("received", "Delivered by actors, evaluation slots left out", steps.received),
@@ -178,17 +249,14 @@ class _LearnerCollector(Collector):
             ("updates", "Parameter updates", status.updates),
             ("episodes", "Episodes that ended", status.episodes),
             ("skipped_updates", "Updates that were not finite", statistics.skipped_updates),
+            ("evaluation_episodes", "Of evaluation slots", statistics.evaluated),
         )
         for name, help_text, value in counters:
             yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
         gauges: tuple[tuple[str, str, float], ...] = (
             ("frames_per_second", "Environment frames per second", status.frames_per_second),
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
-            (
-                "evaluation_return_mean",
-                "Over the evaluation slots' newest episodes, ten a slot",
-                status.evaluation_return,
-            ),
+            *_evaluation_gauges(statistics),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
             ("actors", "Actor services that are connected", actors),
             (
@@ -212,6 +280,7 @@ class _LearnerCollector(Collector):
         for name, help_text, value in gauges:
             if not math.isnan(value):  # before the first episode, or without evaluation slots
                 yield GaugeMetricFamily(f"seedpod_{name}", help_text, value=value)
+        yield from _level_metrics(statistics)
         bottleneck = GaugeMetricFamily(
             "seedpod_bottleneck", "1 for the part that limits throughput", labels=["part"]
         )
@@ -229,6 +298,11 @@ class _LearnerCollector(Collector):
                 yield CounterMetricFamily(
                     f"seedpod_front_end_{COUNTERS[i]}", "Of all front ends", value=totals[i]
                 )
+            for name in ("recordings", "recording_failures"):
+                value = totals[COUNTERS.index(name)]
+                yield CounterMetricFamily(
+                    f"seedpod_evaluation_{name}", "Handed over by actors", value=value
+                )
         if (assembler := self._service.assembler) is not None:
             yield GaugeMetricFamily(
                 "seedpod_unrolls_waiting", "Finished, not taken by training", value=len(assembler)
@@ -237,7 +311,7 @@ class _LearnerCollector(Collector):
             yield from _replay_metrics(training)
         if (steps := self._service.steps()) is not None:
             yield from _step_metrics(steps)
-        yield from self._bounds(status.leased_slots)
+        yield from self._bounds(self._service.training_slots)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)

@@ -176,7 +176,6 @@ class SequenceSender:
         self._statistics = statistics
         self._wake_inference = wake_inference
         self._on_failure = on_failure
-        self._evaluation_slots = r2d2.evaluation_slots
         self._period = r2d2.replay_period
         self._context = context_length(spec)
         self._length = self._context + r2d2.burn_in + config.unroll_length + 1
@@ -218,20 +217,15 @@ class SequenceSender:
           records: Theirs, in the same order.
         """
         slots = np.array([run.slot for run in runs], np.int64)
-        trained = np.flatnonzero(slots >= self._evaluation_slots)
-        self.steps_in_hand = int(_steps(records)[trained].sum())
-        if not len(trained) and not self._statistics.steps:
-            self._warn(
-                f"only evaluation slots play so far (learner.r2d2.evaluation_slots"
-                f" {self._evaluation_slots}): nothing is learned from them"
-            )
-        while len(trained):
+        self.steps_in_hand = int(_steps(records).sum())
+        left = np.arange(len(runs))
+        while len(left):
             # A slot may have two runs here; the second one's turn comes after the first.
-            _, first = np.unique(slots[trained], return_index=True)
-            chosen = trained[np.sort(first)]
+            _, first = np.unique(slots[left], return_index=True)
+            chosen = left[np.sort(first)]
             whole = len(chosen) == len(runs)
             self._send([runs[i] for i in chosen], records if whole else records.select(chosen))
-            trained = np.setdiff1d(trained, chosen)
+            left = np.setdiff1d(left, chosen)
 
     def _send(self, runs: list[Unroll], records: RecordBatch) -> None:
         """Like `send`, for runs of different slots."""

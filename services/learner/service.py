@@ -13,21 +13,25 @@ from __future__ import annotations
 import json
 import logging
 import math
+import pathlib
 import threading
 import time
 
 import grpc
 import numpy as np
+import yaml
 
 from services.learner import checkpoint, checkpoint_writer, join, reports, training, unrolls
 from services.learner.accounts import StepAccount
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
+from services.learner.evaluation import figures, summarize
 from services.learner.evaluator import Evaluation, Evaluator
 from services.learner.inference import InferenceLoop
 from services.learner.networks import registry
+from services.learner.recordings import Recordings
 from services.learner.statistics import Statistics
-from services.learner.step_store import StepStore, StoreLayout
+from services.learner.step_store import COUNTERS, StepStore, StoreLayout
 from services.learner.trainer import Trainer
 from services.learner.transport import Transport
 from services.shared import config
@@ -61,14 +65,15 @@ class LearnerService:
         self._evaluation = evaluation
         self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
-        self._evaluation_slots = training.evaluation_slots(self._config, evaluation)
+        self._transport = Transport(
+            self._config, self._check_join, self.status, self._recording_folder, self._fail
+        )
         self._statistics = Statistics(
             self._config.max_slots,
             self._reports.registry,
-            keep_episodes=evaluation is not None,
-            evaluation_slots=self._evaluation_slots,
+            self._transport.leases.roles,
+            self._config.evaluation.episodes if evaluation is None else None,
         )
-        self._transport = Transport(self._config, self._check_join, self.status, self._fail)
         self._build_lock = threading.Lock()
         self._spec: EnvironmentSpec | None = None
         self._store: StepStore | None = None
@@ -89,6 +94,14 @@ class LearnerService:
             raise checkpoint.CheckpointError(
                 f"{self._config.checkpoint_directory}: has no checkpoint to evaluate"
             )
+        # Of those that the network was made for, as far as it is known.
+        self._environment_name = ""
+        if self._restored is not None:
+            self._environment_name = _environment_name(self._restored)
+        self._recordings = Recordings(
+            self._config.evaluation,
+            lambda picture: self._reports.picture(picture, self._statistics),
+        )
         self._frames_at_start = self._steps_at_start = 0
         self._started = time.monotonic()
         self._ended: float | None = None
@@ -152,6 +165,7 @@ class LearnerService:
             while self._transport.leases.live_groups and time.monotonic() < deadline:
                 time.sleep(0.05)
         worker.stop()
+        self._recordings.stop()
         for thread in self._threads:
             if thread.name != "inference":
                 thread.join()
@@ -168,6 +182,12 @@ class LearnerService:
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
         spec = join.check(request, self._config.max_slots)
+        if self._evaluation is not None and request.role != inference_pb2.ACTOR_ROLE_EVALUATION:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{request.actor_name!r} wants to train, this learner only evaluates: allowed is"
+                " actor.role evaluation",
+            )
         with self._build_lock:
             if self._spec is None:
                 try:
@@ -179,16 +199,18 @@ class LearnerService:
                     self._fail(error)
                     raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, repr(error)) from None
         if spec != self._spec:
+            source = "this learner's" if self._restored is None else self._restored.path
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"the actor's environments look like {spec}, this learner's like {self._spec}",
+                f"the actor's environments ({request.environment_name or 'unnamed'}) look like"
+                f" {spec}, those of {source} ({self._environment_name}) like {self._spec}",
             )
+        self._environment_name = self._environment_name or request.environment_name
 
     def _build(self, spec: EnvironmentSpec) -> None:
         cfg = self._config
-        agent = training.make_agent(
-            cfg, spec, self._evaluation, lambda: self._transport.leases.slots_end
-        )
+        leases = self._transport.leases
+        agent = training.make_agent(cfg, spec, leases.roles, lambda: leases.slots_end)
         length = training.run_length(cfg)
         store = StepStore.create(
             StoreLayout(
@@ -197,10 +219,14 @@ class LearnerService:
                 ring=unrolls.ring_length(spec, length, cfg.unrolls_per_slot),
                 parameter_size=agent.parameter_size,
                 front_ends=cfg.front_ends,
+                policy_kind=training.policy_kind(cfg, spec),
+                rescaling_epsilon=cfg.r2d2.rescaling_epsilon,
             )
         )
         state = agent.initial_state(cfg.max_slots)
-        assembler = unrolls.UnrollAssembler(store, state, length, cfg.unrolls_per_slot)
+        assembler = unrolls.UnrollAssembler(
+            store, state, length, cfg.unrolls_per_slot, leases.roles
+        )
         self._cpu_time = CpuTime()
         if self._restored is not None:
             self._restore(agent, self._restored, spec)
@@ -209,6 +235,7 @@ class LearnerService:
         )
         self._threads = [
             threading.Thread(target=self._infer, args=(inference,), name="inference", daemon=True),
+            threading.Thread(target=self._recordings.run, name="recordings", daemon=True),
             *self._make_worker(agent, assembler, spec),
         ]
         self._agent, self._store, self._assembler = agent, store, assembler
@@ -233,10 +260,9 @@ class LearnerService:
         if self._evaluation is not None:
             self._evaluator = Evaluator(
                 self._evaluation,
-                assembler,
                 self._statistics,
                 lambda: self._transport.leases.leased_slots,
-                self._transport.wake,
+                self._recordings_arrived,
             )
             return [threading.Thread(target=self._evaluator.run, name="evaluator", daemon=True)]
         self._training = training.make_training(
@@ -251,6 +277,24 @@ class LearnerService:
             self._fail,
         )
         return self._training.threads()
+
+    def _recording_folder(self) -> pathlib.Path:
+        """Where a front end puts a recording."""
+        if self._recordings.folder is None:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "the learner keeps no recordings: learner.evaluation.recordings_directory is not"
+                " set",
+            )
+        return self._recordings.folder
+
+    def _recordings_arrived(self) -> int:
+        """Also those that could not be kept: nothing is gained by waiting for them."""
+        store = self._store
+        if store is None:
+            return 0
+        columns = [COUNTERS.index(name) for name in ("recordings", "recording_failures")]
+        return int(store.counters[:, columns].sum())
 
     def _restore(
         self,
@@ -296,6 +340,7 @@ class LearnerService:
     def status(self) -> inference_pb2.GetStatusResponse:
         """What GetStatus answers."""
         s, leases = self._statistics, self._transport.leases
+        evaluated = figures(s.evaluation_episodes.copy())
         failure = self._failure
         return inference_pb2.GetStatusResponse(
             frames=s.frames,
@@ -303,7 +348,9 @@ class LearnerService:
             updates=s.updates,
             episodes=s.episodes,
             mean_return=s.mean_return,
-            evaluation_return=s.evaluation_return,
+            evaluation_return=evaluated.mean_return,
+            evaluation_standard_error=evaluated.standard_error,
+            evaluation_episodes=evaluated.episodes,
             mean_episode_length=s.mean_length,
             live_slots=leases.live_slots,
             leased_slots=leases.leased_slots,
@@ -320,7 +367,8 @@ class LearnerService:
         """CPU seconds so far, by part."""
         inference, trained, other = self._cpu_time.seconds()
         client = None if self._training is None else self._training.client
-        counters = np.zeros(8) if self._store is None else self._store.counters.sum(axis=0)
+        empty = np.zeros(len(COUNTERS))
+        counters = empty if self._store is None else self._store.counters.sum(axis=0)
         return inference_pb2.CpuSeconds(
             environment=counters[5],
             actor=counters[6],
@@ -336,13 +384,12 @@ class LearnerService:
         assembler, training = self._assembler, self._training
         if assembler is None or training is None:
             return None
-        first = self._evaluation_slots
-        dropped = int(assembler.dropped_steps[first:].sum())
+        dropped = int(assembler.dropped_steps.sum())
         return StepAccount(
-            received=int(assembler.received_steps[first:].sum()),
+            received=int(assembler.received_steps.sum()),
             trained=self._statistics.steps - self._steps_at_start,
             dropped=dropped + (0 if training.sender is None else training.sender.dropped_steps),
-            unfinished=assembler.unfinished_steps(first) + training.taker.steps_in_hand,
+            unfinished=assembler.unfinished_steps() + training.taker.steps_in_hand,
         )
 
     def summary(self) -> dict[str, object]:
@@ -351,6 +398,8 @@ class LearnerService:
         if self._evaluator is not None:
             return {
                 **self._evaluator.summary(),
+                "greedy": self._config.evaluation.greedy,
+                "recordings": self._recordings.names(),
                 "checkpoint": status.checkpoint,
                 "failure": status.failure or None,
             }
@@ -368,6 +417,9 @@ class LearnerService:
             "episodes": status.episodes,
             "mean_return": _rounded(status.mean_return),
             "evaluation_return": _rounded(status.evaluation_return),
+            "evaluation": summarize(self._statistics.evaluation_episodes.copy())
+            if self._statistics.evaluated
+            else None,
             "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu}
             if cpu
             else None,
@@ -392,6 +444,11 @@ class LearnerService:
         return self._transport.leases.live_actors
 
     @property
+    def training_slots(self) -> int:
+        """Env slots that are leased for training."""
+        return self._transport.leases.training_slots
+
+    @property
     def checkpoints(self) -> checkpoint_writer.Writer:
         """What saves them."""
         return self._checkpoints
@@ -405,6 +462,13 @@ class LearnerService:
     def training(self) -> training.Training | None:
         """What trains, once there is it."""
         return self._training
+
+
+def _environment_name(saved: checkpoint.Checkpoint) -> str:
+    """Of the environments that a checkpoint was trained on."""
+    # Not all of the experiment: it may have settings that this version does not know.
+    actor = yaml.safe_load(saved.experiment)["actor"]
+    return config.environment_name(actor["environment"], actor.get("environment_arguments", {}))
 
 
 def _rounded(value: float) -> float | None:

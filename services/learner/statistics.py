@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Histogram
 
+from services.learner import evaluation
+from services.learner.roles import Role
 from services.learner.unrolls import IntArray
 from services.shared.specs import EnvironmentSpec, StepType
 
@@ -24,7 +26,10 @@ _REPLAY_WAITS = 0.5  # share of the time
 # What autoscaling aims at: busy, with a little room, so that the learner is not what limits.
 TARGET_UTILISATION = 0.9
 _EPISODES = 100
-_EVALUATION_EPISODES = 10  # of each slot: they are few, and the newest count
+
+
+EpisodeInfoSource = Callable[[int], tuple[str, dict[str, float]]]
+"""Takes what is told of a slot's episode that has just ended: level and values."""
 
 
 class Rate:
@@ -69,9 +74,10 @@ class Statistics:
       steps: Steps taken into training, of all agents.
       frames: Environment frames taken into training.
       updates: Parameter updates.
-      episodes: Episodes that ended.
-      ended_episodes: Slot, return and length of each, oldest first.
-      evaluation_episodes: The same of the evaluation slots.
+      episodes: Episodes of training slots that ended.
+      ended_episodes: Return and length of the newest, oldest first.
+      evaluation_episodes: The newest of evaluation slots, oldest first.
+      evaluated: How many of these have ended so far.
       held_groups: Groups that wait now for training to take their unrolls.
       policy_lag: Mean updates between acting and training, of the last batch.
     """
@@ -80,16 +86,16 @@ class Statistics:
         self,
         slots: int,
         registry: CollectorRegistry,
-        keep_episodes: bool = False,
-        evaluation_slots: int = 0,
+        roles: npt.NDArray[np.uint8],
+        evaluation_episodes: int | None = None,
     ) -> None:
         """Starts at zero.
 
         Args:
           slots: Number of env slots.
           registry: For the histograms.
-          keep_episodes: Keep every episode, not only the newest.
-          evaluation_slots: So many slots, the first, are evaluated and not trained on.
+          roles: uint8 [slots], `Role`s.
+          evaluation_episodes: How many to keep of evaluation slots; None: all.
         """
         self.slots = slots
         self.steps = 0
@@ -99,13 +105,14 @@ class Statistics:
         self.held_groups = 0
         self.policy_lag = 0.0
         self.skipped_updates = 0
-        self.ended_episodes: collections.deque[tuple[int, float, int]] = collections.deque(
-            maxlen=None if keep_episodes else _EPISODES
+        self.ended_episodes: collections.deque[tuple[float, int]] = collections.deque(
+            maxlen=_EPISODES
         )
-        self.evaluation_episodes: collections.deque[tuple[int, float, int]] = collections.deque(
-            maxlen=_EVALUATION_EPISODES * evaluation_slots
+        self.evaluation_episodes: collections.deque[evaluation.Episode] = collections.deque(
+            maxlen=evaluation_episodes
         )
-        self._evaluation_slots = evaluation_slots
+        self.evaluated = 0
+        self._roles = roles
         self._return = np.zeros(slots)
         self._length = np.zeros(slots, np.int64)
         self._fill = 0.0
@@ -142,6 +149,7 @@ class Statistics:
         step_type: npt.NDArray[Any],
         reward: npt.NDArray[Any],
         batch_size: int,
+        take_info: EpisodeInfoSource,
     ) -> None:
         """Counts one inference batch.
 
@@ -150,17 +158,22 @@ class Statistics:
           step_type: uint8 [n].
           reward: float32 [n].
           batch_size: The size at which a batch is full.
+          take_info: Asked for what is told of an evaluation slot's episode.
         """
         first = step_type == StepType.FIRST
         self._return[slots] = np.where(first, 0.0, self._return[slots] + reward)
         self._length[slots] = np.where(first, 0, self._length[slots] + 1)
         for slot in slots[step_type == StepType.LAST].tolist():
-            episode = slot, float(self._return[slot]), int(self._length[slot])
-            if slot < self._evaluation_slots:
-                self.evaluation_episodes.append(episode)
+            total, length = float(self._return[slot]), int(self._length[slot])
+            if self._roles[slot] == Role.EVALUATION:
+                level, values = take_info(slot)
+                self.evaluation_episodes.append(
+                    evaluation.Episode(slot, total, length, level, values)
+                )
+                self.evaluated += 1
             else:
                 self.episodes += 1
-                self.ended_episodes.append(episode)
+                self.ended_episodes.append((total, length))
         fill = min(1.0, len(slots) / batch_size)
         self._fill = fill if self._fill == 0 else 0.99 * self._fill + 0.01 * fill
 
@@ -227,20 +240,11 @@ class Statistics:
     @property
     def mean_return(self) -> float:
         """Over the last 100 episodes; NaN before the first."""
-        return _mean_return(self.ended_episodes)
-
-    @property
-    def evaluation_return(self) -> float:
-        """Over the evaluation slots' newest episodes, ten a slot; NaN before the first."""
-        return _mean_return(self.evaluation_episodes)
+        returns = [total for total, _ in self.ended_episodes.copy()]
+        return float(np.mean(returns)) if returns else math.nan
 
     @property
     def mean_length(self) -> float:
         """Over the last 100 episodes; NaN before the first."""
-        lengths = [length for _, _, length in self.ended_episodes.copy()]
+        lengths = [length for _, length in self.ended_episodes.copy()]
         return float(np.mean(lengths)) if lengths else math.nan
-
-
-def _mean_return(episodes: collections.deque[tuple[int, float, int]]) -> float:
-    returns = [total for _, total, _ in episodes.copy()]
-    return float(np.mean(returns)) if returns else math.nan

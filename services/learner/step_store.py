@@ -36,6 +36,8 @@ class StoreLayout:
       ring: Records kept for each slot.
       parameter_size: Elements of the policy's parameters (logits, or mean and log deviation).
       front_ends: Number of front-end processes.
+      policy_kind: `PolicyKind` of the contract: what `policy_parameters` stand for.
+      rescaling_epsilon: Of h, by which action values are rescaled (R2D2).
     """
 
     spec: EnvironmentSpec
@@ -43,6 +45,8 @@ class StoreLayout:
     ring: int
     parameter_size: int
     front_ends: int
+    policy_kind: int = inference_pb2.POLICY_KIND_PROBABILITIES
+    rescaling_epsilon: float = 1e-3
 
     def to_json(self) -> dict[str, object]:
         """A JSON-able description, for the front ends."""
@@ -67,6 +71,8 @@ COUNTERS = (
     "environment_cpu_seconds",
     "actor_cpu_seconds",
     "front_end_cpu_seconds",
+    "recordings",
+    "recording_failures",
 )
 
 
@@ -83,6 +89,9 @@ class StepStore:
       policy_version: int64 [slots, ring], number of updates that policy had seen.
       <name>_flat: The same memory as [slots * ring, ...]: one index array is faster than two.
       written: int64 [slots], number of records processed, so the next record's number.
+      value: float32 [slots], that the policy gave to the newest processed record.
+      episode_info: uint8 [slots, EPISODE_INFO_BYTES], a serialized EpisodeInfo.
+      episode_info_bytes: uint16 [slots], its length; 0: nothing was told.
       slot_incarnation: uint32 [slots], of the newest processed record; 0 after a lease.
       group_epoch: uint32 [slots], changes with each stream of a group.
       group_answered: uint64 [slots], sequence number of a group's newest answered request.
@@ -117,7 +126,11 @@ class StepStore:
         self.step_type_flat = _flat(self.step_type)
         self.incarnation_flat = _flat(self.incarnation)
         self.action_flat = _flat(self.action)
+        self.policy_parameters_flat = _flat(self.policy_parameters)
         self.written = views["written"]
+        self.value = views["value"]
+        self.episode_info = views["episode_info"]
+        self.episode_info_bytes = views["episode_info_bytes"]
         self.slot_incarnation = views["slot_incarnation"]
         self.group_epoch = views["group_epoch"]
         self.group_answered = views["group_answered"]
@@ -132,6 +145,13 @@ class StepStore:
         fd = os.memfd_create("seedpod-step-store", os.MFD_CLOEXEC)
         os.ftruncate(fd, _total_bytes(_arrays(layout)))
         return cls(layout, fd)
+
+    def take_episode_info(self, slot: int) -> tuple[str, dict[str, float]]:
+        """What is told of a slot's episode that has just ended: level and values; once."""
+        size = int(self.episode_info_bytes[slot])
+        self.episode_info_bytes[slot] = 0
+        info = inference_pb2.EpisodeInfo.FromString(self.episode_info[slot, :size].tobytes())
+        return info.level, dict(info.values)
 
 
 class GroupQueue:
@@ -183,6 +203,9 @@ def _arrays(layout: StoreLayout) -> dict[str, tuple[np.dtype[np.generic], tuple[
         "finished": (uint32, (1,)),
         "counters": (np.dtype(np.float64), (layout.front_ends, len(COUNTERS))),
         "written": (int64, (slots,)),
+        "value": (float32, (slots,)),
+        "episode_info": (np.dtype(np.uint8), (slots, wire.EPISODE_INFO_BYTES)),
+        "episode_info_bytes": (np.dtype(np.uint16), (slots,)),
         "slot_incarnation": (uint32, (slots,)),
         "group_epoch": (uint32, (slots,)),
         "group_answered": (uint64, (slots,)),

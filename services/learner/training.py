@@ -16,10 +16,12 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
+import numpy as np
+import numpy.typing as npt
+
 from services.learner import exploration, sequences, unrolls
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
-from services.learner.evaluator import Evaluation
 from services.learner.r2d2_agent import R2d2Agent
 from services.learner.replay_source import ReplaySource
 from services.learner.statistics import Statistics
@@ -27,8 +29,9 @@ from services.learner.trainer import Trainer, UnrollSource
 from services.learner.unrolls import UnrollAssembler
 from services.learner.vtrace_agent import VtraceAgent
 from services.shared import config
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.replay import ReplayClient
-from services.shared.specs import EnvironmentSpec
+from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
 
 # Sequences of this many batches may be on their way; with more, actors would run ahead of what
 # the rate limiter allows.
@@ -38,7 +41,7 @@ _BATCHES_AHEAD = 2
 def make_agent(
     settings: config.LearnerConfig,
     spec: EnvironmentSpec,
-    evaluation: Evaluation | None,
+    roles: npt.NDArray[np.uint8],
     count_slots: Callable[[], int],
 ) -> Agent:
     """Makes the agent of the algorithm.
@@ -46,25 +49,25 @@ def make_agent(
     Args:
       settings: The learner's.
       spec: What the environments look like.
-      evaluation: Set if it shall show what it can, not explore.
+      roles: uint8 [slots], `Role`s.
       count_slots: See `exploration.by_slot`.
 
     Raises:
       NetworkError: The network or the algorithm does not suit the environment.
     """
     if settings.algorithm == "vtrace":
-        return VtraceAgent(settings, spec, greedy=evaluation is not None and evaluation.greedy)
-    if evaluation is None:
-        explore = exploration.by_slot(settings.r2d2, count_slots)
-    else:
-        epsilon = 0.0 if evaluation.greedy else settings.r2d2.evaluation_epsilon
-        explore = exploration.constant(epsilon)
+        return VtraceAgent(settings, spec, roles)
+    explore = exploration.by_slot(settings.r2d2, roles, count_slots, settings.evaluation.greedy)
     return R2d2Agent(settings, spec, explore)
 
 
-def evaluation_slots(settings: config.LearnerConfig, evaluation: Evaluation | None) -> int:
-    """Slots that are not trained on; when nothing is trained, all are alike."""
-    return settings.r2d2.evaluation_slots if settings.algorithm == "r2d2" and not evaluation else 0
+def policy_kind(settings: config.LearnerConfig, spec: EnvironmentSpec) -> inference_pb2.PolicyKind:
+    """What the policy's parameters stand for."""
+    if settings.algorithm == "r2d2":
+        return inference_pb2.POLICY_KIND_ACTION_VALUES
+    if isinstance(spec.action, DiscreteActionSpec):
+        return inference_pb2.POLICY_KIND_PROBABILITIES
+    return inference_pb2.POLICY_KIND_NORMAL
 
 
 def run_length(settings: config.LearnerConfig) -> int:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 import logging
 import os
+import pathlib
 import select
 import selectors
 import signal
@@ -25,7 +26,7 @@ from collections.abc import Callable, Iterable
 import grpc
 from google.protobuf.message import DecodeError
 
-from services.learner import control
+from services.learner import control, roles
 from services.learner.control import Message, Method
 from services.learner.fair_lock import FairLock
 from services.learner.leases import Group, LeaseTable
@@ -37,6 +38,7 @@ from services.shared.status import StatusError
 
 JoinHandler = Callable[[inference_pb2.JoinRequest], None]
 StatusHandler = Callable[[], inference_pb2.GetStatusResponse]
+RecordingHandler = Callable[[], pathlib.Path]
 
 _STOP_SECONDS = 5.0
 # A front end that dies so often without a minute between cannot live here.
@@ -67,6 +69,7 @@ class Transport:
         config: LearnerConfig,
         check_join: JoinHandler,
         status: StatusHandler,
+        recording_folder: RecordingHandler,
         failed: Callable[[Exception], None],
     ) -> None:
         """Claims the port.
@@ -76,6 +79,7 @@ class Transport:
           check_join: Called with each JoinRequest; raises StatusError to refuse it. It may
             take long (the first one makes the learner build its network).
           status: Makes the answer to GetStatus.
+          recording_folder: Says where recordings go; raises StatusError if nowhere.
           failed: Called if the control thread, and the front ends with it, has to end.
 
         Raises:
@@ -86,6 +90,7 @@ class Transport:
         self._config = config
         self._check_join = check_join
         self._status = status
+        self._recording_folder = recording_folder
         self._failed = failed
         rpc.check_files(config.tls)
         self._port_holder, self.address = _claim_port(config.address)
@@ -142,6 +147,11 @@ class Transport:
     def live_groups(self) -> int:
         """Groups that have a stream, so that a request can be expected of them."""
         return self.leases.live_groups
+
+    @property
+    def live_training_groups(self) -> int:
+        """Those of them that are trained on."""
+        return self.leases.live_training_groups
 
     def is_current(self, group: Group, epoch: int) -> bool:
         """Whether the group is still leased and its stream is still the same."""
@@ -289,6 +299,8 @@ class Transport:
                 payload = self._open(index, json.loads(message.payload))
             elif message.method is Method.STATUS:
                 payload = self._status().SerializeToString()
+            elif message.method is Method.RECORDING:
+                payload = self._place_recording(json.loads(message.payload))
             elif message.method is Method.CLOSE:
                 document = json.loads(message.payload)
                 with self.lock:
@@ -332,15 +344,20 @@ class Transport:
         slots_per_group = request.environments_per_group * spec.agents
         with self.lock:
             lease = self.leases.join(
-                request.actor_name, request.groups, slots_per_group, request.lease_token
+                request.actor_name,
+                request.groups,
+                slots_per_group,
+                request.lease_token,
+                roles.from_proto(request.role),
             )
             for group in lease.groups:
                 store.group_epoch[group.number] = group.epoch
                 store.group_answered[group.number] = 0
                 store.slot_incarnation[group.slots] = 0
+                store.episode_info_bytes[group.slots] = 0
         _log.info(
-            "%s has %d slots from %d on", lease.actor_name or "an actor",
-            request.groups * slots_per_group, lease.groups[0].slots[0],
+            "%s has %d slots from %d on, for %s", lease.actor_name or "an actor",
+            request.groups * slots_per_group, lease.groups[0].slots[0], lease.role.name,
         )  # fmt: skip
         return inference_pb2.JoinResponse(
             lease_token=lease.token,
@@ -363,6 +380,11 @@ class Transport:
                 with contextlib.suppress(OSError):
                     control.send(front_end.control, revoke)
         return json.dumps({**reply, "slots": group.slots.tolist()}).encode()
+
+    def _place_recording(self, document: dict[str, object]) -> bytes:
+        with self.lock:
+            self.leases.check(str(document["lease"]))
+        return json.dumps({"folder": str(self._recording_folder())}).encode()
 
     def _send_store(self, front_end: _FrontEnd, store: StepStore) -> None:
         payload = json.dumps(store.layout.to_json()).encode()

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from services.learner.roles import Role
 from services.learner.step_store import StepStore
 from services.shared.specs import EnvironmentSpec, StepType
 
@@ -146,6 +147,7 @@ class UnrollAssembler:
         state: tuple[npt.NDArray[np.generic], ...],
         unroll_length: int,
         unrolls_per_slot: int,
+        roles: npt.NDArray[np.uint8],
     ) -> None:
         """Starts with no unroll.
 
@@ -154,10 +156,12 @@ class UnrollAssembler:
           state: The recurrent state of each slot, [slots, ...] a tensor, before its next record.
           unroll_length: T; an unroll has T + 1 records and shares its last with the next one.
           unrolls_per_slot: Finished unrolls that a slot may hold.
+          roles: uint8 [slots], `Role`s: unrolls are cut of training slots alone.
         """
         slots = store.layout.slots
         self._store = store
         self._state = state
+        self._roles = roles
         self._length = unroll_length
         self._context = context_length(store.layout.spec)
         # Record numbers: of the unroll being made, of the episode's FIRST, of the oldest record
@@ -204,6 +208,11 @@ class UnrollAssembler:
         renewed = incarnation != store.slot_incarnation[slots]
         store.slot_incarnation[slots] = incarnation
         self._first[slots[first]] = records[first]
+        trained = self._roles[slots] == Role.TRAINING
+        if not trained.all():
+            self._pass_over(slots[~trained], records[~trained])
+            slots, records = slots[trained], records[trained]
+            first, renewed = first[trained], renewed[trained]
         self.received_steps[slots] += ~first
         complete = ~renewed & (records - self._start[slots] == self._length)
         starts = renewed | complete
@@ -229,6 +238,18 @@ class UnrollAssembler:
             idle = idle[self._waiting[idle] == 0]
             self._oldest[idle] = self._start[idle]
 
+    def _pass_over(self, slots: IntArray, records: IntArray) -> None:
+        """Lets nothing wait for slots that are not trained on: their unroll ever begins anew."""
+        # What a training lease of the slot before has left unfinished.
+        received = self.received_steps[slots]
+        self.dropped_steps[slots] += received - self._steps_at_start[slots]
+        self._steps_at_start[slots] = received
+        with self._condition:
+            self._start[slots] = records
+            # A training lease of the slot before may have left an unroll that training will take.
+            idle = self._waiting[slots] == 0
+            self._oldest[slots[idle]] = records[idle]
+
     def end(self) -> None:
         """Hands the unrolls that the last `begin` completed to training."""
         if not len(self._finishing):
@@ -238,17 +259,12 @@ class UnrollAssembler:
             self._condition.notify()
         self._finishing = self._finishing[:0]
 
-    def unfinished_steps(self, first_slot: int) -> int:
-        """Steps of the unrolls that are being made or wait, counted in the records themselves.
-
-        Args:
-          first_slot: Slots below it are left out.
-        """
+    def unfinished_steps(self) -> int:
+        """Steps of the unrolls that are being made or wait, counted in the records themselves."""
         with self._condition:
-            waiting = [(u.slot, u.start) for u in self._finished if u.slot >= first_slot]
-            making = [
-                (slot, int(self._start[slot])) for slot in range(first_slot, len(self._start))
-            ]
+            waiting = [(u.slot, u.start) for u in self._finished]
+            # Of a slot that is not trained on nothing comes after its start.
+            making = [(slot, int(self._start[slot])) for slot in range(len(self._start))]
         slots, start = np.array(waiting + making, np.int64).reshape(-1, 2).T
         records = start[:, None] + np.arange(1, self._length + 1)
         step_type = self._store.step_type[slots[:, None], records % self._store.layout.ring]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from services.learner import agent, distributions, losses
 from services.learner.networks.heads import ActorCritic, ActorCriticHead
+from services.learner.roles import Role
 from services.shared.config import LearnerConfig
 from services.shared.specs import EnvironmentSpec
 
@@ -15,19 +18,22 @@ from services.shared.specs import EnvironmentSpec
 class VtraceAgent(agent.Agent):
     """See the module."""
 
-    def __init__(self, config: LearnerConfig, spec: EnvironmentSpec, greedy: bool = False) -> None:
+    def __init__(
+        self, config: LearnerConfig, spec: EnvironmentSpec, roles: npt.NDArray[np.uint8]
+    ) -> None:
         """Makes the network and traces both functions.
 
         Args:
           config: The learner's settings.
           spec: What the environments look like.
-          greedy: Take the most probable action instead of drawing one.
+          roles: uint8 [slots], `Role`s: with `evaluation.greedy` those that are not trained on
+            take the most probable action.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
         """
         self._distribution = distributions.for_action_spec(spec.action)
-        self._greedy = greedy
+        self._roles = roles
         size = self._distribution.parameter_size
         super().__init__(config, spec, ActorCriticHead(size), size, config.unroll_length + 1)
         self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
@@ -36,14 +42,21 @@ class VtraceAgent(agent.Agent):
     def _modules(self) -> dict[str, tf.Module]:
         return {**super()._modules(), "entropy_cost": self._entropy_cost}
 
+    def _explore(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        if not self._config.evaluation.greedy:
+            return super()._explore(slots)
+        draws: npt.NDArray[np.float32] = (self._roles[slots] == Role.TRAINING).astype(np.float32)
+        return draws
+
     def _choose(
         self, output: ActorCritic, epsilon: tf.Tensor, seed: tf.Tensor
-    ) -> tuple[tf.Tensor, tf.Tensor]:
-        del epsilon
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         parameters = output.policy_parameters
-        if self._greedy:
-            return self._distribution.mode(parameters), parameters
-        return self._distribution.sample(parameters, seed), parameters
+        action = self._distribution.sample(parameters, seed)
+        if self._config.evaluation.greedy:
+            drawn = epsilon[:, None] > 0
+            action = tf.where(drawn, action, self._distribution.mode(parameters))
+        return action, parameters, output.baseline
 
     def _loss(self, records: agent.Records, weights: tf.Tensor, frames: tf.Tensor) -> agent.Loss:
         del weights  # Unrolls come from the newest policies, none more than others.

@@ -92,11 +92,29 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--greedy", action="store_true", help="take the most probable actions, draw none"
     )
+    parser.add_argument(
+        "--video", type=pathlib.Path, metavar="DIR", help="record episodes, as GIFs in this folder"
+    )
+    parser.add_argument(
+        "--video-episodes", type=_count, default=1, metavar="N", help="how many (%(default)s)"
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write the result there, too"
+    )
     _add_overrides(parser)
 
 
 def _evaluate(parsed: argparse.Namespace) -> int:
-    summary = launcher.evaluate(parsed.checkpoint, parsed.episodes, parsed.greedy, parsed.overrides)
+    summary = launcher.evaluate(
+        parsed.checkpoint,
+        parsed.episodes,
+        parsed.greedy,
+        parsed.overrides,
+        parsed.video,
+        parsed.video_episodes,
+    )
+    if parsed.json is not None:
+        parsed.json.write_text(json.dumps(summary, indent=2) + "\n")
     return _summarize(summary)
 
 

@@ -157,7 +157,8 @@ class _Run:
         self._address = f"127.0.0.1:{_free_port()}"
         _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
-        self._actor_count = experiment.local.actors
+        self._local = experiment.local
+        self._evaluates = bool(learner_arguments)
         self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
@@ -207,14 +208,21 @@ class _Run:
         return Service("replay", command, self._folder / "replay.log")
 
     def _start_actors(self) -> None:
-        for i in range(self._actor_count):
-            command = [
-                *("-m", "services.actor", "--child", f"--experiment={self._document}"),
-                *(f"--set=actor.learner_address={self._address}", f"--name=actor-{i}"),
-            ]
-            if self._actor_metrics_port:
-                command.append(f"--set=actor.metrics_port={self._actor_metrics_port + i}")
-            self._actors.append(Service(f"actor-{i}", command, self._folder / f"actor-{i}.log"))
+        for i in range(self._local.actors):
+            self._start_actor(f"actor-{i}")
+        if self._local.evaluation_environments and not self._evaluates:
+            self._start_actor("evaluator", *evaluator_settings(self._local))
+
+    def _start_actor(self, name: str, *settings: str) -> None:
+        command = [
+            *("-m", "services.actor", "--child", f"--experiment={self._document}"),
+            *(f"--set=actor.learner_address={self._address}", f"--name={name}"),
+        ]
+        if self._actor_metrics_port:
+            port = self._actor_metrics_port + len(self._actors)
+            command.append(f"--set=actor.metrics_port={port}")
+        command += [f"--set={setting}" for setting in settings]
+        self._actors.append(Service(name, command, self._folder / f"{name}.log"))
 
     def _wind_down(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
@@ -242,7 +250,12 @@ class _Run:
 
 
 def evaluate(
-    checkpoint_path: pathlib.Path, episodes: int, greedy: bool, overrides: list[str]
+    checkpoint_path: pathlib.Path,
+    episodes: int,
+    greedy: bool,
+    overrides: list[str],
+    video: pathlib.Path | None = None,
+    video_episodes: int = 1,
 ) -> dict[str, Any]:
     """Plays episodes with a checkpoint's policy.
 
@@ -251,27 +264,49 @@ def evaluate(
       episodes: At least so many.
       greedy: Take the most probable action instead of drawing one.
       overrides: Of the checkpoint's experiment.
+      video: Where recordings are kept; None: nothing is recorded.
+      video_episodes: How many to record.
 
     Returns:
       The learner's summary: returns and lengths.
 
     Raises:
       CheckpointError: It cannot be read.
+      OSError: The folder for recordings cannot be made.
     """
     saved = checkpoint.read(checkpoint_path.resolve())
+    settings = ["actor.role=evaluation"]
+    arguments = [f"--evaluate={episodes}"]
+    if greedy:
+        settings.append("learner.evaluation.greedy=true")
+    if video is not None:
+        video.mkdir(parents=True, exist_ok=True)
+        settings += [
+            f"learner.evaluation.recordings_directory={json.dumps(str(video.resolve()))}",
+            f"learner.evaluation.recordings_to_keep={max(video_episodes, 20)}",
+            *("actor.recording.every_episodes=1", f"actor.recording.episodes={video_episodes}"),
+        ]
+        arguments.append(f"--recordings={video_episodes}")
     with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as folder:
         run = pathlib.Path(folder)
         (run / "checkpoints").mkdir()
         (run / "checkpoints" / saved.path.name).symlink_to(saved.path)
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
-        experiment = config.load(str(document), overrides)
         # There is nothing to look on at.
-        local = experiment.local.model_copy(update={"page_port": None})
-        experiment = experiment.model_copy(update={"local": local})
-        arguments = [f"--evaluate={episodes}", *(["--greedy"] if greedy else [])]
+        settings.append("local.page_port=null")
+        experiment = config.load(str(document), [*overrides, *settings])
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
-    return {**summary, "checkpoint": str(checkpoint_path), "run": None}
+    recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
+    return {**summary, "recordings": recordings, "checkpoint": str(checkpoint_path), "run": None}
+
+
+def evaluator_settings(local: config.LocalConfig) -> tuple[str, ...]:
+    """What makes an actor the evaluator of a local run."""
+    return (
+        *("actor.role=evaluation", "actor.workers=1", "actor.groups=1"),
+        f"actor.environments_per_group={local.evaluation_environments}",
+    )
 
 
 def _check_slots(experiment: config.Experiment) -> None:
@@ -279,10 +314,12 @@ def _check_slots(experiment: config.Experiment) -> None:
     actor = experiment.actor
     workers = experiment.local.actors * (actor.workers or usable_cores())
     wanted = workers * actor.groups * actor.environments_per_group
+    wanted += experiment.local.evaluation_environments
     if wanted > experiment.learner.max_slots:
         raise LaunchError(
             f"{workers} workers with {actor.groups} groups of {actor.environments_per_group}"
-            f" environments need {wanted} env slots, learner.max_slots is"
+            f" environments, and {experiment.local.evaluation_environments} for evaluation, need"
+            f" {wanted} env slots, learner.max_slots is"
             f" {experiment.learner.max_slots}"
         )
 
@@ -293,6 +330,7 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
         update={
             "checkpoint_directory": str(run / "checkpoints"),
             "log_directory": str(run / "tensorboard"),
+            "evaluation": _place_evaluation(experiment.learner.evaluation, run),
         }
     )
     # Several runs on one machine shall not fight for the default port; one that was asked for is
@@ -300,6 +338,18 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
     if "metrics_port" not in experiment.learner.model_fields_set:
         learner = learner.model_copy(update={"metrics_port": 0})
     return experiment.model_copy(update={"learner": learner})
+
+
+def _place_evaluation(
+    settings: config.EvaluationConfig, run: pathlib.Path
+) -> config.EvaluationConfig:
+    """In the run's folder, unless another one was asked for."""
+    places = {
+        "results_path": str(run / "evaluations.jsonl"),
+        "recordings_directory": str(run / "videos"),
+    }
+    unset = {name: path for name, path in places.items() if getattr(settings, name) is None}
+    return settings.model_copy(update=unset)
 
 
 def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:

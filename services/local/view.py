@@ -117,8 +117,8 @@ class EvaluationView(View):
 
     def _progress(self, status: inference_pb2.GetStatusResponse) -> dict[str, str]:
         return {
-            "episodes": f"{status.episodes:,}",
-            "return": f"{_number(status.mean_return)} (all episodes)",
+            "episodes": f"{status.evaluation_episodes:,}",
+            "return": _mean_and_error(status),
             "environments": f"{status.live_slots} live",
         }
 
@@ -127,9 +127,12 @@ def _evaluation(status: inference_pb2.GetStatusResponse) -> dict[str, str]:
     """Of the evaluation slots, if there are any."""
     if math.isnan(status.evaluation_return):
         return {}
-    return {
-        "evaluation": f"{_number(status.evaluation_return)} (newest 10 of each evaluation slot)"
-    }
+    return {"evaluation": f"{_mean_and_error(status)} (last {status.evaluation_episodes} episodes)"}
+
+
+def _mean_and_error(status: inference_pb2.GetStatusResponse) -> str:
+    mean, error = status.evaluation_return, status.evaluation_standard_error
+    return _number(mean) + ("" if math.isnan(error) else f" ± {error:.3f}")
 
 
 def _number(value: float) -> str:

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import DecodeError
 
 from services.shared import specs, varint
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.varint import MalformedMessage
 
+EPISODE_INFO_BYTES = 512  # of one EpisodeInfo, at most
 API_VERSION = "seedpod.inference.v1"
 
 
@@ -30,6 +32,8 @@ class ActRequestFields(NamedTuple):
     environment_cpu_seconds: float
     actor_cpu_seconds: float
     observation: memoryview
+    episodes: tuple[inference_pb2.EpisodeInfo, ...]
+    wants_policy: bool
 
 
 _EMPTY = memoryview(b"")
@@ -51,6 +55,8 @@ def read_act_request(message: bytes) -> ActRequestFields:
     fields: list[int | float | memoryview] = [
         0, _EMPTY, _EMPTY, _EMPTY, _EMPTY, 0.0, 0.0, _EMPTY,
     ]  # fmt: skip
+    episodes: list[inference_pb2.EpisodeInfo] = []
+    wants_policy = False
     view = memoryview(message)
     end = len(message)
     at = 0
@@ -66,11 +72,15 @@ def read_act_request(message: bytes) -> ActRequestFields:
                 raise MalformedMessage(f"field {number} of {length} bytes is cut off")
             if 2 <= number <= 5 or number == 8:
                 fields[number - 1] = view[at:stop]
+            elif number == 9:
+                episodes.append(_episode_info(view[at:stop]))
             at = stop
         elif kind == 0:
             value, at = varint.read(message, at)
             if number == 1:
                 fields[0] = value
+            elif number == 10:
+                wants_policy = value != 0
         elif kind in (1, 5):
             stop = at + (8 if kind == 1 else 4)
             if stop > end:
@@ -80,7 +90,15 @@ def read_act_request(message: bytes) -> ActRequestFields:
             at = stop
         else:
             raise MalformedMessage(f"field {number} has wire type {kind}")
-    return ActRequestFields(*fields)  # type: ignore[arg-type]
+    return ActRequestFields(*fields, tuple(episodes), wants_policy)  # type: ignore[arg-type,call-arg]
+
+
+def _episode_info(message: memoryview) -> inference_pb2.EpisodeInfo:
+    try:
+        info: inference_pb2.EpisodeInfo = inference_pb2.EpisodeInfo.FromString(bytes(message))
+    except DecodeError as error:
+        raise MalformedMessage(f"not an EpisodeInfo: {error}") from None
+    return info
 
 
 class ObservationLayout:

@@ -48,9 +48,7 @@ class RewardSum:
 class Learner:
     """The harness's inference, a sender and a sampler of the oldest items, each once."""
 
-    def __init__(
-        self, servers: list[ReplayServer], slots: int = 2, leased: int = 2, **r2d2: Any
-    ) -> None:
+    def __init__(self, servers: list[ReplayServer], slots: int = 2, **r2d2: Any) -> None:
         r2d2 = {"burn_in": BURN_IN, "replay_period": PERIOD, "n_steps": 1, **r2d2}
         self.harness = Harness(
             slots=slots,
@@ -61,7 +59,7 @@ class Learner:
             inference_batch_size=slots,
             r2d2=r2d2,
         )
-        (self.group,) = self.harness.lease(1, min(slots, leased))
+        (self.group,) = self.harness.lease(1, slots)
         config = self.harness.config
         self.client = ReplayClient(
             [server.address for server in servers],
@@ -197,26 +195,6 @@ def test_no_sequence_mixes_incarnations(make: Make) -> None:
     found = sampled(learner, 3)
     assert [check_sequence(*f) for f in found[:3]] == [0, 2, 4]
     assert [check_sequence(*f, first=12) for f in found[3:]] == [12, 14, 16]
-
-
-def test_evaluation_slots_send_nothing_and_count_nothing(make: Make) -> None:
-    learner = make(evaluation_slots=1)
-    learner.play(19)
-    found = sampled(learner, 3)
-    assert {int(r.observation[0][row, CONTEXT, 0]) // 100 for r, row, _ in found} == {1}
-    assert [check_sequence(*f) for f in found] == [0, 2, 4, 6, 8, 10]
-    learner.wait_sent(6)
-    assert learner.harness.statistics.frames == 18 - 2
-
-
-def test_nothing_but_evaluation_slots_is_said(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    learner = make(slots=2, leased=1, evaluation_slots=1)
-    learner.play(9)
-    assert learner.harness.statistics.frames == 0
-    deadline = time.monotonic() + TIMEOUT
-    while "only evaluation slots play so far" not in caplog.text:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_inference_goes_on_while_replay_is_away(

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import queue
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.learner.step_store import COUNTERS
 from services.learner.transport import Transport
 from services.shared import rpc, wire
 from services.shared.config import LearnerConfig
@@ -42,8 +48,20 @@ class Learner:
                 **settings,
             }
         )
-        self.transport = Transport(config, lambda _: None, inference_pb2.GetStatusResponse, print)
-        self.harness = Harness(slots=slots, transport=self.transport, config=config)
+        self.recordings = pathlib.Path(tempfile.mkdtemp()) / "videos"
+        self.transport = Transport(
+            config,
+            lambda _: None,
+            inference_pb2.GetStatusResponse,
+            lambda: self.recordings,
+            print,
+        )
+        self.harness = Harness(
+            slots=slots,
+            transport=self.transport,
+            config=config,
+            roles=self.transport.leases.roles,
+        )
         self.transport.start()
         self.transport.publish(self.harness.store)
         self.thread = threading.Thread(target=self.harness.loop.run, daemon=True)
@@ -56,8 +74,15 @@ class Learner:
         self.harness.loop.stop()
         self.thread.join(timeout=5)
         self.transport.stop()
+        shutil.rmtree(self.recordings.parent)
 
-    def join(self, groups: int = 1, environments: int = 2, token: str = "") -> str:
+    def join(
+        self,
+        groups: int = 1,
+        environments: int = 2,
+        token: str = "",
+        role: inference_pb2.ActorRole = inference_pb2.ACTOR_ROLE_UNSPECIFIED,
+    ) -> str:
         request = inference_pb2.JoinRequest(
             api_version=wire.API_VERSION,
             actor_name="test",
@@ -65,6 +90,7 @@ class Learner:
             environments_per_group=environments,
             groups=groups,
             lease_token=token,
+            role=role,
         )
         response = self.stub.Join(request, timeout=TIMEOUT, wait_for_ready=True)
         return str(response.lease_token)
@@ -268,7 +294,7 @@ def test_health(learner: Learner, service: str) -> None:
 def test_a_second_learner_on_the_port_is_refused(learner: Learner) -> None:
     config = LearnerConfig(address=learner.transport.address)
     with pytest.raises(OSError, match="is a learner running"):
-        Transport(config, lambda _: None, inference_pb2.GetStatusResponse, print)
+        Transport(config, lambda _: None, inference_pb2.GetStatusResponse, pathlib.Path, print)
 
 
 def test_a_killed_front_end_is_replaced_and_actors_go_on() -> None:
@@ -318,3 +344,85 @@ def test_the_end_of_training_reaches_streams_and_joins() -> None:
         assert stream.step(request(2, MID)).finished
         response = learner.stub.Join(inference_pb2.JoinRequest(), timeout=TIMEOUT)
         assert response.finished
+
+
+def test_evaluation_is_answered_with_what_the_policy_thinks_and_counted_on_its_own() -> None:
+    with contextlib.closing(Learner()) as learner:
+        token = learner.join(role=inference_pb2.ACTOR_ROLE_EVALUATION)
+        stream = Stream(learner, token)
+        first = request(1, FIRST, frame=3)
+        first.wants_policy = True
+        answer = stream.step(first)
+        # The counting policy: logits 0.5 and 0.5, its state as the value.
+        np.testing.assert_allclose(np.frombuffer(answer.policy, "<f4"), [0.5] * 4)
+        assert np.frombuffer(answer.value, "<f4").tolist() == [0, 0]
+        assert answer.policy_kind == inference_pb2.POLICY_KIND_PROBABILITIES
+        plain = stream.step(request(2, MID))
+        assert (plain.value, plain.policy) == (b"", b"")
+        last = request(3, LAST)
+        last.episodes.add(level="a", values={"goal_difference": -1.0})
+        last.episodes.add(level="b")
+        stream.step(last)
+        episodes = learner.harness.statistics.evaluation_episodes
+        # Evaluation leases from the top: slots 6 and 7 of 8.
+        assert [(e.slot, e.length, e.level, dict(e.values)) for e in episodes] == [
+            (6, 2, "a", {"goal_difference": -1.0}),
+            (7, 2, "b", {}),
+        ]
+        assert learner.harness.statistics.episodes == 0
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        ([{}], "episodes has 1 elements, allowed: 2, one for each LAST"),
+        ([{"level": "x" * 600}, {}], "an EpisodeInfo has 603 bytes, allowed: 512"),
+        ([{"values": {"a": np.nan}}, {}], "an EpisodeInfo has values that are not finite"),
+    ],
+)
+def test_wrong_episodes_are_refused(
+    learner: Learner, episodes: list[dict[str, Any]], message: str
+) -> None:
+    stream = Stream(learner, learner.join(role=inference_pb2.ACTOR_ROLE_EVALUATION))
+    stream.step(request(1, FIRST))
+    last = request(2, LAST)
+    last.episodes.extend(inference_pb2.EpisodeInfo(**e) for e in episodes)
+    with pytest.raises(grpc.RpcError, match=re.escape(message)) as error:
+        stream.step(last)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def _put(learner: Learner, name: str, token: str, *pieces: bytes) -> int:
+    messages = [inference_pb2.PutRecordingRequest(data=piece) for piece in pieces]
+    messages[0].name, messages[0].lease_token = name, token
+    response = learner.stub.PutRecording(iter(messages), timeout=TIMEOUT)
+    return int(response.bytes)
+
+
+def test_a_recording_is_kept_whole(learner: Learner) -> None:
+    token = learner.join()
+    assert _put(learner, "a-1.gif", token, b"GIF8", b"9a", b"") == 6
+    assert (learner.recordings / "a-1.gif").read_bytes() == b"GIF89a"
+    assert _put(learner, "a-1.gif", token, b"new") == 3
+    assert [path.name for path in learner.recordings.iterdir()] == ["a-1.gif"]
+
+
+def test_wrong_recordings_are_refused_and_counted(learner: Learner) -> None:
+    token = learner.join()
+    column = COUNTERS.index("recording_failures")
+    before = learner.harness.store.counters[:, column].sum()
+    for name in ("../a.gif", ".a.gif", "a.exe", ""):
+        with pytest.raises(grpc.RpcError, match="name is ") as error:
+            _put(learner, name, token, b"x")
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(grpc.RpcError, match="no lease") as error:
+        _put(learner, "a.gif", "no-such-token", b"x")
+    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    (file := learner.recordings).parent.mkdir(exist_ok=True)
+    shutil.rmtree(file, ignore_errors=True)
+    file.write_text("in the folder's place")
+    with pytest.raises(grpc.RpcError, match="File exists") as error:
+        _put(learner, "a.gif", token, b"x")
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    file.unlink()
+    assert learner.harness.store.counters[:, column].sum() - before == 6

@@ -11,6 +11,7 @@ import typing
 import urllib.request
 from collections.abc import Iterator
 
+import numpy as np
 import prometheus_client
 import pydantic
 import pytest
@@ -71,8 +72,9 @@ class _Service:
     """What a collector asks a learner for."""
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
-        self.statistics = Statistics(2, registry)
+        self.statistics = Statistics(2, registry, np.zeros(2, np.uint8))
         self.live_actors = 1
+        self.training_slots = 1
         self.checkpoints = types.SimpleNamespace(saved_at=0.0, failures=0)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))
@@ -80,7 +82,9 @@ class _Service:
             sender=types.SimpleNamespace(sent=0, dropped=0),
             client=ReplayClient(["localhost:1"], SequenceLayout((Field("x", "float32"),))),
         )
-        self.assembler = UnrollAssembler(self.store, (), unroll_length=1, unrolls_per_slot=1)
+        self.assembler = UnrollAssembler(
+            self.store, (), unroll_length=1, unrolls_per_slot=1, roles=np.zeros(2, np.uint8)
+        )
 
     def steps(self) -> StepAccount:
         return StepAccount(0, 0, 0, 0)

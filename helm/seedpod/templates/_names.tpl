@@ -17,7 +17,7 @@
 
 {{/* The components that are installed, separated by spaces. */}}
 {{- define "seedpod.components" -}}
-learner actor{{ if eq (include "seedpod.algorithm" .) "r2d2" }} replay{{ end }}
+learner actor{{ if .Values.evaluator.enabled }} evaluator{{ end }}{{ if eq (include "seedpod.algorithm" .) "r2d2" }} replay{{ end }}
 {{- end }}
 
 {{/* The experiment with the defaults that templates calculate with. */}}

@@ -193,6 +193,8 @@ volumeClaimTemplates:
 - --set=learner.metrics_port=9100
 - --set=learner.checkpoint_directory={{ .Values.learner.checkpointDirectory | default (printf "%s/checkpoints" (include "seedpod.dataFolder" .)) }}
 - --set=learner.log_directory={{ include "seedpod.dataFolder" . }}/tensorboard
+- --set=learner.evaluation.results_path={{ include "seedpod.dataFolder" . }}/evaluations.jsonl
+- --set=learner.evaluation.recordings_directory={{ include "seedpod.dataFolder" . }}/videos
 {{- if eq (include "seedpod.algorithm" .) "r2d2" }}
 - --set=learner.r2d2.replay_addresses={{ include "seedpod.replayAddresses" . }}
 {{- end }}
@@ -204,6 +206,14 @@ volumeClaimTemplates:
 - --set=actor.metrics_host=0.0.0.0
 - --set=actor.metrics_port=9100
 - --name=$(POD_NAME)
+{{- end }}
+
+{{- define "seedpod.evaluatorArguments" -}}
+{{ include "seedpod.actorArguments" . | trim }}
+- --set=actor.role=evaluation
+- --set=actor.workers=1
+- --set=actor.groups=1
+- --set=actor.environments_per_group={{ .Values.evaluator.environments }}
 {{- end }}
 
 {{- define "seedpod.replayArguments" -}}

@@ -12,7 +12,7 @@ spec:
   publishNotReadyAddresses: true
   selector: {{- include "seedpod.selector" . | nindent 4 }}
   ports:
-    {{- if ne .component "actor" }}
+    {{- if not (has .component (list "actor" "evaluator")) }}
     - {name: grpc, port: {{ eq .component "learner" | ternary 50051 50052 }}, targetPort: grpc, appProtocol: kubernetes.io/h2c}
     {{- end }}
     - {name: metrics, port: 9100, targetPort: metrics}

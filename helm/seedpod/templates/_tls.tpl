@@ -13,13 +13,15 @@ may call only what it needs. Takes root and component.
 {{- $role := dict "learner" "actor" "replay" "learner" | dig .component "" }}
 {{- if $role }}
 {{- $names := list }}
-{{- range $caller := list $role "test" }}
+{{- range $caller := list $role "evaluator" "test" }}
+{{- if or (ne $caller "evaluator") (and (eq $role "actor") $.root.Values.evaluator.enabled) }}
 {{- $names = concat $names (include "seedpod.hostNames" (dict "root" $.root "component" $caller) | fromYamlArray) }}
+{{- end }}
 {{- end }}
 {{- $clients = printf ", clients: {%s: %s}" $role (toJson $names) }}
 {{- end }}
 {{- end -}}
---set={{ .component }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt{{ $clients }}}
+--set={{ eq .component "evaluator" | ternary "actor" .component }}.tls={certificate: /etc/seedpod-tls/tls.crt, key: /etc/seedpod-tls/tls.key, authority: /etc/seedpod-tls/ca.crt{{ $clients }}}
 {{- end }}
 
 {{/* Names that a component is called by. Takes root and component. */}}

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Container
 from typing import Any
 
-from services.actor.environments.base import Environment, Observation, Transition
+from services.actor.environments.base import Environment, EpisodeInfo, Observation, Transition
 
-__all__ = ["Environment", "Observation", "Transition", "UnknownEnvironmentError", "make"]
+__all__ = [
+    "Environment",
+    "EpisodeInfo",
+    "Observation",
+    "Transition",
+    "UnknownEnvironmentError",
+    "make",
+]
 
 _ALLOWED = "`atari`, `football`, `memory`, `module:factory` or the id of a gymnasium environment"
 
@@ -21,7 +29,9 @@ class UnknownEnvironmentError(ValueError):
     """A name that stands for no environment; the message says what was given and allowed."""
 
 
-def make(name: str, arguments: dict[str, Any], seed: int) -> Environment:
+def make(
+    name: str, arguments: dict[str, Any], seed: int, pictures: str | None = None
+) -> Environment:
     """Makes one environment.
 
     Args:
@@ -29,12 +39,15 @@ def make(name: str, arguments: dict[str, Any], seed: int) -> Environment:
         an `Environment` or a `gymnasium.Env`; it gets the seed if it has a parameter `seed`.
       arguments: Keyword arguments of the environment's constructor.
       seed: In [0, 2**31); the same seed gives the same episodes, as far as the environment can.
+      pictures: It will be asked for pictures; football makes them as this says: `drawn` or
+        `engine`. None: it will not.
 
     Returns:
       The environment, before its first reset.
 
     Raises:
       UnknownEnvironmentError: The name stands for no environment.
+      PictureError: It cannot make the pictures that it will be asked for.
       UnsupportedSpaceError: A gymnasium environment with a space that has no tensor spec.
     """
     if name == "atari":
@@ -44,15 +57,15 @@ def make(name: str, arguments: dict[str, Any], seed: int) -> Environment:
     if name == "football":
         from services.actor.environments.football import FootballEnvironment
 
-        return FootballEnvironment(**{"seed": seed, **arguments})
+        return FootballEnvironment(**{"seed": seed, "pictures": pictures or "drawn", **arguments})
     if name == "memory":
         from services.actor.environments.memory import MemoryEnvironment
 
         return MemoryEnvironment(**{"seed": seed, **arguments})
     factory = _find_factory(name) if ":" in name else None
     if factory is not None:
-        return _from_factory(name, factory, arguments, seed)
-    return _from_gymnasium(name, arguments, seed)
+        return _from_factory(name, factory, arguments, seed, pictures is not None)
+    return _from_gymnasium(name, arguments, seed, pictures is not None)
 
 
 def _find_factory(name: str) -> Callable[..., object] | None:
@@ -79,13 +92,20 @@ def _find_factory(name: str) -> Callable[..., object] | None:
 
 
 def _from_factory(
-    name: str, factory: Callable[..., object], arguments: dict[str, Any], seed: int
+    name: str,
+    factory: Callable[..., object],
+    arguments: dict[str, Any],
+    seed: int,
+    pictures: bool,
 ) -> Environment:
     try:
-        takes_seed = "seed" in inspect.signature(factory).parameters
+        parameters: Container[str] = inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a callable without a signature, of an extension module
-        takes_seed = False
-    made = factory(**({"seed": seed, **arguments} if takes_seed else arguments))
+        parameters = ()
+    ours: dict[str, Any] = {"seed": seed}
+    if pictures:
+        ours["render_mode"] = "rgb_array"
+    made = factory(**{key: ours[key] for key in ours if key in parameters} | arguments)
     if isinstance(made, Environment):
         return made
     import gymnasium
@@ -100,7 +120,7 @@ def _from_factory(
     )
 
 
-def _from_gymnasium(name: str, arguments: dict[str, Any], seed: int) -> Environment:
+def _from_gymnasium(name: str, arguments: dict[str, Any], seed: int, pictures: bool) -> Environment:
     import gymnasium
 
     from services.actor.environments.gym import GymEnvironment
@@ -113,4 +133,9 @@ def _from_gymnasium(name: str, arguments: dict[str, Any], seed: int) -> Environm
             f"environment {name!r} is unknown ({error}); allowed: {_ALLOWED}"
         ) from None
     # The checker costs several microseconds a step and is for those who write environments.
+    if pictures:
+        arguments = {"render_mode": "rgb_array", **arguments}
+        # MuJoCo's, read when it is imported: without a display it renders through EGL.
+        if "DISPLAY" not in os.environ:
+            os.environ.setdefault("MUJOCO_GL", "egl")
     return GymEnvironment(gymnasium.make(identifier, disable_env_checker=True, **arguments), seed)

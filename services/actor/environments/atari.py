@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from ale_py import roms
 
-from services.actor.environments.base import Environment, Observation, Transition
+from services.actor.environments.base import Environment, EpisodeInfo, Observation, Transition
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 _SIZE = 84
@@ -67,6 +67,7 @@ class AtariEnvironment(Environment):
         """
         _check(game, frame_skip, noop_max, repeat_action_probability, max_game_frames, seed)
         self._ale = _emulator(game, repeat_action_probability, max_game_frames, seed)
+        self._game = game
         self._frame_skip = frame_skip
         self._noop_max = noop_max
         self._terminal_on_life_loss = terminal_on_life_loss
@@ -113,6 +114,20 @@ class AtariEnvironment(Environment):
         terminated = self._life_lost or self._ale.game_over(with_truncation=False)
         truncated = not terminated and self._ale.game_truncated()
         return Transition(self._observe(), self._reward, terminated, truncated)
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """The emulator's, `up fire` for example."""
+        return tuple(_spaced(action.name) for action in self._actions)
+
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """The screen, uint8 [height, width, 3]."""
+        screen: npt.NDArray[np.uint8] = self._ale.getScreenRGB()
+        return screen
+
+    def episode_info(self) -> EpisodeInfo:
+        """The game."""
+        return EpisodeInfo(({},), level=self._game)
 
     def _begin_game(self) -> None:
         self._ale.reset_game()
@@ -184,6 +199,13 @@ def _shares(source: int, target: int) -> npt.NDArray[np.float32]:
     starts = np.maximum(edges[:-1, np.newaxis], pixels)
     shares: npt.NDArray[np.float32] = np.maximum(ends - starts, 0).astype(np.float32)
     return shares
+
+
+def _spaced(name: str) -> str:
+    """UPRIGHTFIRE as `up right fire`."""
+    for word in ("UP", "DOWN", "LEFT", "RIGHT", "FIRE"):
+        name = name.replace(word, f"{word} ")
+    return name.strip().lower()
 
 
 def _emulator(

@@ -7,12 +7,15 @@ gymnasium adapter use it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from services.actor.environments.base import Observation
+from services.actor.environments.base import Environment, Observation
+from services.shared import wire
+from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec, TensorSpec
 
 
@@ -120,3 +123,28 @@ def what_is_wrong(tensor: TensorSpec, rows: npt.NDArray[Any]) -> str | None:
     if not bad.any():
         return None
     return f"observation {tensor.name!r} is {rows[bad].flat[0]}, allowed: {allowed}"
+
+
+def episode_messages(environment: Environment) -> list[inference_pb2.EpisodeInfo]:
+    """What an environment tells of its last episode, a message for each agent.
+
+    Raises:
+      ValueError: Something the learner would refuse.
+    """
+    info = environment.episode_info()
+    if len(info.values) != environment.spec.agents:
+        raise ValueError(
+            f"episode_info has values of {len(info.values)} agents, allowed:"
+            f" {environment.spec.agents}"
+        )
+    messages = []
+    for values in info.values:
+        if not all(map(math.isfinite, values.values())):
+            raise ValueError(f"episode_info has {dict(values)}, allowed: finite numbers")
+        message = inference_pb2.EpisodeInfo(level=info.level, values=values)
+        if message.ByteSize() > wire.EPISODE_INFO_BYTES:
+            raise ValueError(
+                f"episode_info has {message.ByteSize()} bytes, allowed: {wire.EPISODE_INFO_BYTES}"
+            )
+        messages.append(message)
+    return messages

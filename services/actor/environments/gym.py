@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
 
-from services.actor.environments.base import Environment, Observation, Transition
+from services.actor.environments.base import (
+    Environment,
+    EpisodeInfo,
+    Observation,
+    PictureError,
+    Transition,
+)
 from services.actor.environments.checks import Caster
 from services.shared.specs import (
     ActionSpec,
@@ -52,6 +58,7 @@ class GymEnvironment(Environment):
         """
         self._environment = environment
         self._seed: int | None = seed
+        self._info: dict[str, Any] = {}
         tensors, arrays, self._writers = [], [], []
         for path, space in _leaves(environment.observation_space, ()):
             name = "/".join(map(str, path)) or _ROOT
@@ -86,12 +93,45 @@ class GymEnvironment(Environment):
 
     def step(self, action: npt.NDArray[np.generic]) -> Transition:
         """Steps the environment with action [1, action size]."""
-        observation, reward, terminated, truncated, _ = self._environment.step(
+        observation, reward, terminated, truncated, self._info = self._environment.step(
             self._to_gym(action[0])
         )
         self._write(observation)
         self._reward[0] = reward
         return Transition(self._observation, self._reward, bool(terminated), bool(truncated))
+
+    def episode_info(self) -> EpisodeInfo:
+        """The numbers and the `level` that the last step's info has under `episode_info`."""
+        told = dict(self._info.get("episode_info", {}))
+        identifier = "" if self._environment.spec is None else self._environment.spec.id
+        level = str(told.pop("level", identifier))
+        return EpisodeInfo(({name: float(value) for name, value in told.items()},), level)
+
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """What gymnasium renders.
+
+        Raises:
+          PictureError: The environment cannot be rendered here.
+        """
+        name = self._environment.unwrapped.__class__.__name__
+        if self._environment.render_mode != "rgb_array":
+            raise PictureError(
+                f"{name} has the render mode {self._environment.render_mode!r}, needed for"
+                " pictures: 'rgb_array'"
+            )
+        try:
+            frame = self._environment.render()
+        except Exception as error:
+            raise PictureError(
+                f"{name} cannot be rendered here: {error}. Classic control needs"
+                " `pip install 'seedpod[classic-control]'`, MuJoCo an OpenGL library (Debian:"
+                " libegl1 and libgl1-mesa-dri, with MUJOCO_GL=egl)"
+            ) from error
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
+            raise PictureError(
+                f"{name} renders a {type(frame).__name__}, needed: uint8 [height, width, 3]"
+            )
+        return frame
 
     def close(self) -> None:
         """Closes the gymnasium environment."""

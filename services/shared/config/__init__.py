@@ -4,7 +4,7 @@
 place where settings and their defaults are defined. A key that is not here is refused.
 """
 
-from services.shared.config.actor import ActorConfig
+from services.shared.config.actor import ActorConfig, RecordingConfig, environment_name
 from services.shared.config.base import ClientRole, TlsConfig
 from services.shared.config.experiment import (
     SCHEMA_VERSION,
@@ -18,6 +18,7 @@ from services.shared.config.experiment import (
 )
 from services.shared.config.learner import (
     EntropyConfig,
+    EvaluationConfig,
     LearnerConfig,
     NetworkConfig,
     OptimizerConfig,
@@ -33,6 +34,7 @@ __all__ = [
     "ClientRole",
     "ConfigError",
     "EntropyConfig",
+    "EvaluationConfig",
     "Experiment",
     "LearnerConfig",
     "LocalConfig",
@@ -40,12 +42,14 @@ __all__ = [
     "OptimizerConfig",
     "PersistenceConfig",
     "R2d2Config",
+    "RecordingConfig",
     "ReplayConfig",
     "ScheduleConfig",
     "TableConfig",
     "TlsConfig",
     "VtraceConfig",
     "dump",
+    "environment_name",
     "load",
     "load_replay",
     "presets",

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import pydantic
 
-from services.shared.config.base import Model, Port, Positive, PositiveInt, TlsConfig
+from services.shared.config.base import (
+    Model,
+    NonNegativeInt,
+    Port,
+    Positive,
+    PositiveInt,
+    TlsConfig,
+)
+
+
+class RecordingConfig(Model):
+    """Pictures of evaluation episodes; the learner keeps them."""
+
+    every_episodes: NonNegativeInt = pydantic.Field(
+        default=0,
+        description="Record the first of so many episodes of the actor's first worker; 0: none.",
+    )
+    episodes: PositiveInt | None = pydantic.Field(
+        default=None, description="No more after so many. Default: without end."
+    )
+    max_frames: PositiveInt = pydantic.Field(
+        default=600, description="Of one recording; what comes after them is left out."
+    )
+    frames_per_second: Positive = pydantic.Field(
+        default=10.0, description="Steps that a recording shows in a second; football plays 10."
+    )
+    football: Literal["drawn", "engine"] = pydantic.Field(
+        default="drawn",
+        description="`drawn`: a pitch from above; `engine`: the engine's own picture, which needs"
+        " a display or OpenGL in software.",
+    )
 
 
 class ActorConfig(Model):
@@ -29,6 +59,11 @@ class ActorConfig(Model):
     environments_per_group: PositiveInt = pydantic.Field(
         default=8, description="Environments that step together and share one message."
     )
+    role: Literal["training", "evaluation"] = pydantic.Field(
+        default="training",
+        description="`evaluation`: its environments only show what has been learned.",
+    )
+    recording: RecordingConfig = RecordingConfig()
     seed: int = pydantic.Field(default=0, description="Each environment's seed derives from it.")
     learner_address: str = pydantic.Field(
         default="localhost:50051", description="host:port of the learner."
@@ -51,3 +86,14 @@ class ActorConfig(Model):
         default=None, description="Prometheus port; 0: any free one; null: none."
     )
     metrics_host: str = pydantic.Field(default="127.0.0.1", description="Where /metrics binds.")
+
+    @property
+    def environment_name(self) -> str:
+        """The environment with its arguments, for messages: `football(scenario=academy_corner)`."""
+        return environment_name(self.environment, self.environment_arguments)
+
+
+def environment_name(environment: str, arguments: dict[str, Any]) -> str:
+    """See `ActorConfig.environment_name`."""
+    listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return f"{environment}({listed})"

@@ -11,7 +11,7 @@ import pydantic
 import yaml
 
 from services.shared.config.actor import ActorConfig
-from services.shared.config.base import Model, Port, PositiveInt
+from services.shared.config.base import Model, NonNegativeInt, Port, PositiveInt
 from services.shared.config.learner import LearnerConfig
 from services.shared.config.replay import ReplayConfig
 
@@ -40,6 +40,10 @@ class LocalConfig(Model):
     actors: PositiveInt = pydantic.Field(
         default=1,
         description="Actor services to start; each has the next higher actor.metrics_port.",
+    )
+    evaluation_environments: NonNegativeInt = pydantic.Field(
+        default=0,
+        description="Environments of one more actor, whose role is evaluation; 0: there is none.",
     )
     page_port: Port | None = pydantic.Field(
         default=0,

@@ -125,17 +125,12 @@ class R2d2Config(Model):
     )
     epsilon: Fraction = pydantic.Field(
         default=0.4,
-        description="Of the first slot: slot i of N acts at random with probability"
+        description="Of the first slot: training slot i of N acts at random with probability"
         " epsilon^(1 + epsilon_exponent i / (N - 1)); Ape-X (arXiv 1803.00933), section 4.1.",
     )
     epsilon_exponent: NonNegative = pydantic.Field(default=7.0, description="Ape-X, section 4.1.")
-    evaluation_slots: NonNegativeInt = pydantic.Field(
-        default=0,
-        description="So many slots, the first, only show what has been learned: nothing of them"
-        " enters replay.",
-    )
     evaluation_epsilon: Fraction = pydantic.Field(
-        default=1e-3, description="Of the evaluation slots, and of evaluations that are not greedy."
+        default=1e-3, description="Of evaluation slots, unless learner.evaluation.greedy."
     )
     dueling_size: PositiveInt = pydantic.Field(
         default=512,
@@ -165,6 +160,28 @@ class NetworkConfig(Model):
     )
 
 
+class EvaluationConfig(Model):
+    """Slots of actors whose role is evaluation."""
+
+    greedy: bool = pydantic.Field(
+        default=False,
+        description="Take the most probable action instead of drawing one; R2D2: never act at"
+        " random.",
+    )
+    episodes: PositiveInt = pydantic.Field(
+        default=100, description="The newest so many are reported; so many make an evaluation."
+    )
+    results_path: str | None = pydantic.Field(
+        default=None, description="A file that gets a line of JSON for each evaluation."
+    )
+    recordings_directory: str | None = pydantic.Field(
+        default=None, description="Where actors' recordings are kept. Default: nowhere."
+    )
+    recordings_to_keep: PositiveInt = pydantic.Field(
+        default=20, description="The oldest go; heat maps stay."
+    )
+
+
 class LearnerConfig(Model):
     """The learner service: inference, unrolls and training."""
 
@@ -189,6 +206,7 @@ class LearnerConfig(Model):
     vtrace: VtraceConfig = VtraceConfig()
     r2d2: R2d2Config = R2d2Config()
     optimizer: OptimizerConfig = OptimizerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
     unroll_length: PositiveInt = pydantic.Field(
         default=20, description="IMPALA, table G.1: 20; DMLab, table D.3: 100. R2D2: 80."
     )
@@ -254,10 +272,5 @@ class LearnerConfig(Model):
             raise ValueError(
                 f"sample_reuse is {self.sample_reuse}, allowed with r2d2: 1; how often sequences"
                 " are replayed is the table's samples_per_insert"
-            )
-        if self.r2d2.evaluation_slots >= self.max_slots:
-            raise ValueError(
-                f"r2d2.evaluation_slots is {self.r2d2.evaluation_slots}, allowed: fewer than"
-                f" max_slots, {self.max_slots}"
             )
         return self

@@ -78,7 +78,7 @@ def find_all(objects: list[Object], kind: str, suffix: str = "") -> list[Object]
 
 
 def workload(objects: list[Object], component: str) -> Object:
-    kind = "Deployment" if component == "actor" else "StatefulSet"
+    kind = "Deployment" if component in ("actor", "evaluator") else "StatefulSet"
     return find(objects, kind, f"-{component}")
 
 

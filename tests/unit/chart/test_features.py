@@ -272,6 +272,29 @@ def test_actors_find_the_learner() -> None:
     assert "--name=$(POD_NAME)" in chart.container(objects, "actor")["args"]
 
 
+def test_an_evaluator_is_an_actor_with_another_role() -> None:
+    assert not [key for key in _all_leaves() if "evaluator" in key]
+    objects = chart.render("evaluator.enabled=true", "evaluator.environments=3", *TLS)
+    actor, evaluator = (chart.container(objects, c) for c in ("actor", "evaluator"))
+    assert evaluator["image"] == actor["image"]
+    assert evaluator["args"][: len(actor["args"]) - 1] == actor["args"][:-1]
+    assert evaluator["args"][len(actor["args"]) - 1 :] == [
+        "--set=actor.role=evaluation",
+        "--set=actor.workers=1",
+        "--set=actor.groups=1",
+        "--set=actor.environments_per_group=3",
+        actor["args"][-1],  # of TLS
+    ]
+    assert chart.workload(objects, "evaluator")["spec"]["replicas"] == 1
+    peers = chart.find(objects, "NetworkPolicy", "-learner")["spec"]["ingress"][0]["from"]
+    names = [p["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for p in peers]
+    assert names == ["actor", "evaluator", "test"]
+    # Autoscaling is the actors' alone.
+    scaled = chart.render("evaluator.enabled=true", "actor.autoscaling.hpa.enabled=true")
+    assert "replicas" not in chart.workload(scaled, "actor")["spec"]
+    assert chart.workload(scaled, "evaluator")["spec"]["replicas"] == 1
+
+
 def test_volumes() -> None:
     objects = chart.render("experiment:cartpole-r2d2")
     for component, size in (("learner", "10Gi"), ("replay", "20Gi")):

@@ -54,6 +54,12 @@ MATRIX: list[tuple[str, ...]] = [
         "--set-json=actor.topologySpreadConstraints=[{\"maxSkew\":1,\"topologyKey\":\"zone\","
         "\"whenUnsatisfiable\":\"ScheduleAnyway\"}]",
     ),
+    (
+        *("evaluator.enabled=true", "evaluator.environments=2", "evaluator.env.A=1"),
+        *("evaluator.pdb.enabled=true", "evaluator.pdb.maxUnavailable=1"),
+        *("monitoring.scrape=serviceMonitor", "tls.enabled=true"),
+        *("tls.certManager.enabled=true", "tls.certManager.issuerRef.name=ours"),
+    ),
     ("learner.persistence.enabled=false", "learner.replicas=0", "actor.replicas=0"),
     (
         *("experiment:cartpole-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),

@@ -102,6 +102,11 @@ TPU = "learner.accelerator.type=tpu"
             ["actor.resources.limits.cpu=1500m", "actor.replicas=33"],
             "33 actor pods of 2 workers with 2 groups of 8 environments need 1056 env slots",
         ),
+        (
+            ["evaluator.enabled=true", "evaluator.environments=993"],
+            "8 environments and 993 of the evaluator need 1057 env slots",
+        ),
+        (["evaluator.image.tag=latest"], "evaluator.image.tag is latest, allowed: a tag that"),
     ],
 )
 def test_refused(arguments: list[str], message: str) -> None:

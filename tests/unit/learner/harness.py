@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry
 from services.learner import training, unrolls
 from services.learner.cpu_time import CpuTime
 from services.learner.fair_lock import FairLock
-from services.learner.inference import Arrays, InferenceLoop, InferenceTransport
+from services.learner.inference import Arrays, Decisions, InferenceLoop, InferenceTransport
 from services.learner.leases import Group, LeaseTable
+from services.learner.roles import Role
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
 from services.shared.config import LearnerConfig
@@ -39,13 +40,14 @@ class CountingPolicy:
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         state: Arrays,
-    ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32], Arrays]:
+    ) -> Decisions:
         self.batches.append(len(reward))
         self.seen.append(observation[0])
         count = np.where(first, 0, state[0][:, 0])[:, None]
         frames = observation[0] if observation[0].ndim == 1 else observation[0][:, -1]
         action = (frames.reshape(len(reward), -1)[:, :1] % 100).astype(np.int32)
-        return action, np.full((len(reward), 2), 0.5, np.float32), (count + 1,)
+        parameters = np.full((len(reward), 2), 0.5, np.float32)
+        return Decisions(action, parameters, count[:, 0].astype(np.float32), (count + 1,))
 
 
 class DirectTransport:
@@ -61,6 +63,10 @@ class DirectTransport:
     @property
     def live_groups(self) -> int:
         return self.leases.live_groups
+
+    @property
+    def live_training_groups(self) -> int:
+        return self.leases.live_training_groups
 
     def wait(self, timeout_seconds: float) -> None:
         self._event.wait(max(0.0, timeout_seconds))
@@ -94,6 +100,7 @@ class Harness:
         stack: int = 1,
         transport: InferenceTransport | None = None,
         config: LearnerConfig | None = None,
+        roles: npt.NDArray[np.uint8] | None = None,
         **settings: object,
     ) -> None:
         self.config = config or LearnerConfig.model_validate(
@@ -109,12 +116,13 @@ class Harness:
         self.store.observation[0][:] = 251
         self.store.reward[:] = 1e9
         self.state = (np.full((slots, 1), 777, np.int64),)
-        self.assembler = unrolls.UnrollAssembler(
-            self.store, self.state, run_length, self.config.unrolls_per_slot
-        )
         self.direct = DirectTransport(slots)
+        roles = self.direct.leases.roles if roles is None else roles
+        self.assembler = unrolls.UnrollAssembler(
+            self.store, self.state, run_length, self.config.unrolls_per_slot, roles
+        )
         self.policy = CountingPolicy()
-        self.statistics = Statistics(slots, CollectorRegistry())
+        self.statistics = Statistics(slots, CollectorRegistry(), roles)
         self.loop = InferenceLoop(
             self.config,
             self.store,
@@ -126,8 +134,8 @@ class Harness:
             CpuTime(),
         )
 
-    def lease(self, groups: int, slots_per_group: int) -> list[Group]:
-        lease = self.direct.leases.join("test", groups, slots_per_group, "")
+    def lease(self, groups: int, slots_per_group: int, role: Role = Role.TRAINING) -> list[Group]:
+        lease = self.direct.leases.join("test", groups, slots_per_group, "", role)
         for group in lease.groups:
             self.store.slot_incarnation[group.slots] = 0
         return [self.direct.leases.open(lease.token, i, 0) for i in range(groups)]

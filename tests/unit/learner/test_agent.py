@@ -13,6 +13,7 @@ import pytest
 from services.learner import checkpoint
 from services.learner.agent import Agent
 from services.learner.checkpoint import CheckpointError
+from services.learner.roles import Role
 from services.learner.trainer import TrainingBatch
 from services.learner.unrolls import RecordBatch
 from services.learner.vtrace_agent import VtraceAgent
@@ -22,10 +23,11 @@ from tests.unit.learner.harness import FIRST, LAST, MID
 
 SPEC = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (3,)),), DiscreteActionSpec((4,)))
 LENGTH = 3  # T; batches of 2 unrolls
+TRAINING = np.full(64, Role.TRAINING, np.uint8)
 Variables = dict[str, npt.NDArray[np.generic]]
 
 
-def make(network: str = "mlp", greedy: bool = False, **settings: Any) -> Agent:
+def make(network: str = "mlp", roles: npt.NDArray[np.uint8] = TRAINING, **settings: Any) -> Agent:
     arguments: dict[str, Any] = {"sizes": [8]}
     if network == "mlp_lstm":
         arguments["lstm_size"] = 5
@@ -38,14 +40,14 @@ def make(network: str = "mlp", greedy: bool = False, **settings: Any) -> Agent:
             **settings,
         }
     )
-    return VtraceAgent(config, SPEC, greedy)
+    return VtraceAgent(config, SPEC, roles)
 
 
 def act(
     agent: Agent, x: npt.NDArray[np.float32], state: Any = (), first: bool = True
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32], Any]:
     n = len(x)
-    return agent.act(
+    decisions = agent.act(
         np.arange(n),
         (x,),
         np.zeros((n, 1), np.int32),
@@ -53,6 +55,8 @@ def act(
         np.full(n, first),
         state,
     )
+    assert decisions.value.shape == (n,)
+    return decisions.action, decisions.policy_parameters, decisions.state
 
 
 def batch(random: np.random.Generator, agent: Agent, **changes: Any) -> TrainingBatch:
@@ -246,7 +250,7 @@ def test_training_reproduces_what_inference_recorded() -> None:
     states = [agent.initial_state(2)]
     for t in range(steps):
         previous = action[:, t - 1] if t else np.full((2, 1), 3, np.int32)
-        action[:, t], parameters[:, t], state = agent.act(
+        action[:, t], parameters[:, t], _, state = agent.act(
             np.arange(2), (x[:, t],), previous, reward[:, t], step_type[:, t] == FIRST, states[-1]
         )
         states.append(state)
@@ -272,11 +276,15 @@ def test_training_reproduces_what_inference_recorded() -> None:
     assert agent.train(wrong, frames=0).metrics["behaviour_difference"] > 1e-4
 
 
-def test_a_greedy_agent_takes_the_likeliest_action(agent: Agent) -> None:
+def test_greedy_evaluation_takes_the_likeliest_action_and_training_draws(agent: Agent) -> None:
     x = np.random.default_rng(5).normal(size=(64, 3)).astype(np.float32)
-    action, parameters, _ = act(make(greedy=True), x)
-    assert action[:, 0].tolist() == parameters.argmax(axis=1).tolist()
-    assert len(set(action[:, 0].tolist())) > 1
-    drawn, same, _ = act(agent, x)
+    roles = np.tile(np.array([Role.TRAINING, Role.EVALUATION], np.uint8), 32)
+    drawn, parameters, _ = act(agent, x)
+    likeliest = parameters.argmax(axis=1)
+    assert len(set(likeliest.tolist())) > 1
+    assert (drawn[:, 0] != likeliest).any()
+    mixed, same, _ = act(make(roles=roles, evaluation={"greedy": True}), x)
     np.testing.assert_array_equal(parameters, same)
-    assert drawn[:, 0].tolist() != action[:, 0].tolist()
+    np.testing.assert_array_equal(mixed[:, 0], np.where(roles == 0, drawn[:, 0], likeliest))
+    # Without the setting evaluation draws, too.
+    np.testing.assert_array_equal(act(make(roles=roles), x)[0], drawn)

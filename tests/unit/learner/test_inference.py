@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from services.learner.roles import Role
 from tests.unit.learner.harness import FIRST, LAST, MID, Harness
 
 
@@ -134,5 +135,34 @@ def test_episode_statistics() -> None:
     for step, reward in rewards:
         harness.send(group, step, reward=reward)
         harness.loop.step()
-    assert list(harness.statistics.ended_episodes) == [(0, 3.5, 2), (0, -1.0, 1)]
+    assert list(harness.statistics.ended_episodes) == [(3.5, 2), (-1.0, 1)]
     assert harness.statistics.episodes == 2
+
+
+def test_evaluation_never_holds_training_up() -> None:
+    harness = Harness(slots=8, inference_batch_size=8, inference_max_wait_seconds=60)
+    training = harness.lease(2, 2)
+    (evaluation,) = harness.lease(1, 1, Role.EVALUATION)
+    harness.send(training[0], FIRST)
+    harness.send(evaluation, FIRST)
+    harness.loop.step()
+    assert harness.policy.batches == []
+    # All groups that train have reported: what evaluates goes with them, if it is there.
+    harness.send(training[1], FIRST)
+    harness.loop.step()
+    assert harness.policy.batches == [5]
+    for group in training:
+        harness.send(group, MID)
+    harness.loop.step()
+    assert harness.policy.batches == [5, 4]
+
+
+def test_evaluation_alone_waits_for_all_its_groups() -> None:
+    harness = Harness(slots=8, inference_batch_size=8, inference_max_wait_seconds=60)
+    groups = harness.lease(2, 2, Role.EVALUATION)
+    harness.send(groups[0], FIRST)
+    harness.loop.step()
+    assert harness.policy.batches == []
+    harness.send(groups[1], FIRST)
+    harness.loop.step()
+    assert harness.policy.batches == [4]

@@ -4,6 +4,7 @@ import grpc
 import pytest
 
 from services.learner.leases import LeaseTable
+from services.learner.roles import Role
 from services.shared.status import StatusError
 
 
@@ -151,6 +152,29 @@ def test_an_actor_service_counts_once_while_any_of_its_workers_has_a_stream() ->
     clock.now = 100.0
     assert len(table.expire()) == 3
     assert table.live_actors == 1
+
+
+def test_evaluation_takes_the_highest_slots_and_moves_no_training_slot() -> None:
+    table, clock = _table()
+    evaluation = table.join("e", 1, 2, "", Role.EVALUATION)
+    assert evaluation.groups[0].slots.tolist() == [6, 7]
+    assert (table.slots_end, table.training_slots) == (0, 0)
+    training = table.join("a", 2, 2, "")
+    assert [g.slots.tolist() for g in training.groups] == [[0, 1], [2, 3]]
+    assert (table.slots_end, table.training_slots, table.leased_slots) == (4, 4, 6)
+    assert table.roles.tolist() == [Role.TRAINING] * 6 + [Role.EVALUATION] * 2
+    table.open(evaluation.token, 0, 0)
+    assert (table.live_groups, table.live_training_groups, table.live_actors) == (1, 0, 0)
+    table.open(training.token, 1, 0)
+    assert (table.live_groups, table.live_training_groups, table.live_actors) == (2, 1, 1)
+    with pytest.raises(StatusError, match="is for EVALUATION, asked for again for TRAINING"):
+        table.join("e", 1, 2, evaluation.token)
+    # A slot that was evaluated is trained on when it is leased for that.
+    table.close(evaluation.groups[0].number, evaluation.groups[0].epoch)
+    clock.now = 40.0
+    table.join("b", 1, 4, "")
+    assert table.roles.tolist() == [Role.TRAINING] * 8
+    assert table.slots_end == 8
 
 
 def test_a_lease_whose_join_was_given_up_is_free_at_once() -> None:

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from services.learner import exploration, r2d2
+from services.learner.roles import Role
 from services.shared.config import R2d2Config
 from tests.unit.learner.harness import FIRST, LAST, MID
 
@@ -168,21 +169,26 @@ def test_td_errors_equal_the_slow_twin(n_steps: int) -> None:
     np.testing.assert_allclose(errors, expected, atol=1e-4)
 
 
+TRAINING = np.full(300, Role.TRAINING, np.uint8)
+
+
 def test_epsilons_by_hand() -> None:
-    explore = exploration.by_slot(R2d2Config(), lambda: 256)
+    explore = exploration.by_slot(R2d2Config(), TRAINING, lambda: 256)
     np.testing.assert_allclose(
         explore(np.array([0, 127, 255])), [0.4, 0.0163958, 0.00065536], rtol=1e-5
     )
-    alone = exploration.by_slot(R2d2Config(), lambda: 1)
+    alone = exploration.by_slot(R2d2Config(), TRAINING, lambda: 1)
     np.testing.assert_allclose(alone(np.array([0])), [0.4], rtol=1e-6)
-
-
-def test_evaluation_slots_come_first_and_do_not_count() -> None:
-    explore = exploration.by_slot(R2d2Config(evaluation_slots=2), lambda: 258)
-    np.testing.assert_allclose(
-        explore(np.array([0, 1, 2, 129, 257])),
-        [0.001, 0.001, 0.4, 0.0163958, 0.00065536],
-        rtol=1e-5,
-    )
-    never = exploration.by_slot(R2d2Config(epsilon=0), lambda: 3)
+    never = exploration.by_slot(R2d2Config(epsilon=0), TRAINING, lambda: 3)
     assert never(np.arange(3)).tolist() == [0, 0, 0]
+
+
+def test_evaluation_slots_hardly_explore_and_change_no_other() -> None:
+    roles = TRAINING.copy()
+    roles[[258, 299]] = Role.EVALUATION
+    slots = np.array([0, 127, 255, 258, 299])
+    training = [0.4, 0.0163958, 0.00065536]
+    explore = exploration.by_slot(R2d2Config(), roles, lambda: 256)
+    np.testing.assert_allclose(explore(slots), [*training, 0.001, 0.001], rtol=1e-5)
+    greedy = exploration.by_slot(R2d2Config(), roles, lambda: 256, greedy_evaluation=True)
+    np.testing.assert_allclose(greedy(slots), [*training, 0, 0], rtol=1e-5)

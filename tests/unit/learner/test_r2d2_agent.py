@@ -31,6 +31,11 @@ RECORDS = BURN_IN + LENGTH + 1
 Variables = dict[str, npt.NDArray[np.generic]]
 
 
+def never(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Acts at random."""
+    return np.zeros(len(slots), np.float32)
+
+
 def make(
     network: str = "mlp_lstm",
     explore: exploration.Exploration | None = None,
@@ -53,7 +58,7 @@ def make(
             | r2d2,
         }
     )
-    return R2d2Agent(config, SPEC, explore or exploration.constant(0.0))
+    return R2d2Agent(config, SPEC, explore or never)
 
 
 def batch(random: np.random.Generator, agent: R2d2Agent, **changes: Any) -> RecordBatch:
@@ -79,7 +84,7 @@ def batch(random: np.random.Generator, agent: R2d2Agent, **changes: Any) -> Reco
 
 
 def act(agent: R2d2Agent, n: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.float32]]:
-    action, q, _ = agent.act(
+    action, q, _, _ = agent.act(
         np.arange(n),
         (np.ones((n, 3), np.float32),),
         np.zeros((n, 1), np.int32),
@@ -152,7 +157,7 @@ def test_initial_priorities_are_those_of_the_recorded_values() -> None:
     # initial_priorities computes from recorded ones.
     q = np.zeros((2, RECORDS, 4), np.float32)
     for t in range(RECORDS):
-        _, q[:, t], _ = agent.act(
+        _, q[:, t], _, _ = agent.act(
             np.arange(2),
             (records.observation[0][:, 1 + t],),
             records.previous_action[:, t],
@@ -189,7 +194,7 @@ def test_burn_in_reproduces_the_recorded_values() -> None:
     states = [agent.initial_state(2)]
     for t in range(steps):
         previous = action[:, t - 1] if t else np.full((2, 1), 3, np.int32)
-        action[:, t], q[:, t], state = agent.act(
+        action[:, t], q[:, t], _, state = agent.act(
             np.arange(2),
             (x[:, t],),
             previous,
@@ -312,4 +317,4 @@ def test_other_actions_are_refused(action: ActionSpec) -> None:
     spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (3,)),), action)
     config = LearnerConfig(algorithm="r2d2", unroll_length=80)
     with pytest.raises(NetworkError, match="allowed: one discrete choice"):
-        R2d2Agent(config, spec, exploration.constant(0.0))
+        R2d2Agent(config, spec, never)

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
+from services.learner.evaluation import Episode
+from services.learner.roles import Role
 from services.learner.statistics import Rate, Statistics
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 from tests.unit.learner.harness import FIRST, LAST, MID
@@ -20,12 +22,18 @@ class Clock:
 
 
 def statistics() -> Statistics:
-    return Statistics(4, CollectorRegistry())
+    return Statistics(4, CollectorRegistry(), np.full(4, Role.TRAINING, np.uint8))
 
 
 def observe(s: Statistics, step_type: list[int], reward: list[float], batch_size: int = 2) -> None:
     slots = np.arange(len(reward))
-    s.observe_steps(slots, np.array(step_type, np.uint8), np.array(reward, np.float32), batch_size)
+    s.observe_steps(
+        slots,
+        np.array(step_type, np.uint8),
+        np.array(reward, np.float32),
+        batch_size,
+        lambda slot: (f"level {slot}", {"goal_difference": slot + 0.5}),
+    )
 
 
 def test_a_rate_is_over_the_last_20_seconds() -> None:
@@ -74,7 +82,7 @@ def test_returns_and_lengths_of_episodes() -> None:
     observe(s, [FIRST, MID], [0, 5])
     observe(s, [LAST, LAST], [-1, -1])
     # Slot 0: 1 + 3 in 2 steps, then -1 in 1; slot 1: 2 + 4 + 5 - 1 in 4.
-    assert list(s.ended_episodes) == [(0, 4, 2), (0, -1, 1), (1, 10, 4)]
+    assert list(s.ended_episodes) == [(4, 2), (-1, 1), (10, 4)]
     assert s.episodes == 3
     assert s.mean_return == pytest.approx(13 / 3)
     assert s.mean_length == pytest.approx(7 / 3)
@@ -150,11 +158,19 @@ def test_actors_wanted(actors: int, busy: dict[str, float], wanted: float) -> No
 
 
 def test_evaluation_slots_are_counted_on_their_own() -> None:
-    s = Statistics(3, CollectorRegistry(), evaluation_slots=1)
-    assert math.isnan(s.evaluation_return)
+    roles = np.array([Role.EVALUATION, Role.TRAINING, Role.TRAINING], np.uint8)
+    s = Statistics(3, CollectorRegistry(), roles, evaluation_episodes=2)
     observe(s, [FIRST] * 3, [0] * 3)
     observe(s, [LAST] * 3, [5, 1, 2])
-    assert (s.evaluation_return, s.mean_return, s.episodes) == (5, 1.5, 2)
+    assert list(s.evaluation_episodes) == [Episode(0, 5.0, 1, "level 0", {"goal_difference": 0.5})]
+    assert (s.mean_return, s.episodes, s.evaluated) == (1.5, 2, 1)
+    # Only the newest two are kept, and a slot's role is what it is now.
+    roles[1] = Role.EVALUATION
+    for reward in (7.0, 8.0):
+        observe(s, [FIRST, FIRST], [0, 0])
+        observe(s, [MID, LAST], [0, reward])
+    assert [(e.slot, e.total) for e in s.evaluation_episodes] == [(1, 7.0), (1, 8.0)]
+    assert (s.episodes, s.evaluated) == (2, 3)
 
 
 def test_frames_are_those_of_environments_not_of_agents() -> None:

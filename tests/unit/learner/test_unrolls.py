@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from services.learner import unrolls
+from services.learner.roles import Role
 from tests.unit.learner.harness import ABSENT, FIRST, LAST, MID, Harness
 
 
@@ -64,7 +65,7 @@ def test_a_new_incarnation_begins_a_new_unroll() -> None:
     assert batch.observation[0][0, 1:, 0].tolist() == [3, 4, 5, 6, 7]
     assert harness.assembler.received_steps.tolist() == [6]  # 8 records, 2 of them FIRST
     assert harness.assembler.dropped_steps.tolist() == [2]  # from record 0 to record 2
-    assert harness.assembler.unfinished_steps(0) == 0  # record 7 completes its unroll
+    assert harness.assembler.unfinished_steps() == 0  # record 7 completes its unroll
 
 
 def test_absent_environments_leave_their_slots_alone() -> None:
@@ -191,3 +192,52 @@ def test_the_bound_of_the_policy_lag() -> None:
     # The cartpole preset: 16 slots with one unroll waiting and one under way, batches of 4.
     assert unrolls.policy_lag_bound(16, 4, unrolls_per_slot=1, sample_reuse=1) == 9
     assert unrolls.policy_lag_bound(6, 4, unrolls_per_slot=2, sample_reuse=3) == 3 * (3 * 6 / 4 + 1)
+
+
+def test_evaluation_slots_make_no_unrolls_and_are_never_held() -> None:
+    harness = Harness(
+        slots=4, unroll_length=2, stack=3, inference_batch_size=2, inference_max_wait_seconds=0
+    )
+    (training,) = harness.lease(1, 1)
+    (evaluation,) = harness.lease(1, 1, Role.EVALUATION)
+    for n, step_type in enumerate([FIRST, MID, MID, LAST] * 6):
+        assert harness.assembler.has_room(evaluation.slots)
+        harness.send(evaluation, step_type, frame=n)
+        harness.loop.step()
+    # Frames are stacked as ever: those of an episode's FIRST, MID, MID, LAST, the first repeated.
+    seen = [s[0, :, 0].tolist() for s in harness.policy.seen[-4:]]
+    assert seen == [[20, 20, 20], [20, 20, 21], [20, 21, 22], [21, 22, 23]]
+    assert len(harness.assembler) == 0
+    assert harness.assembler.dropped_steps.sum() == harness.assembler.received_steps.sum() == 0
+    for step_type in (FIRST, MID, MID):
+        harness.send(training, step_type)
+        harness.send(evaluation, step_type)
+        harness.loop.step()
+    (unroll,) = harness.assembler.take(4, 1.0) or []
+    assert unroll.slot == training.slots[0]
+
+
+def test_a_slot_that_changes_its_role_keeps_the_unroll_that_training_has_not_taken() -> None:
+    harness = Harness(slots=1, unroll_length=2, inference_batch_size=1)
+    (group,) = harness.lease(1, 1)
+    for n, step_type in enumerate([FIRST, MID, MID]):
+        harness.send(group, step_type, frame=n)
+        harness.loop.step()
+    table = harness.direct.leases
+    table.close(group.number, group.epoch)
+    table._grace_seconds = 0.0
+    table.expire()
+    table._grace_seconds = 30.0
+    (group,) = harness.lease(1, 1, Role.EVALUATION)
+    steps = 0
+    while harness.assembler.has_room(group.slots):
+        harness.send(group, MID if steps else FIRST, frame=100)
+        harness.loop.step()
+        steps += 1
+    assert steps > 0
+    unrolls = harness.assembler.take(1, 1.0)
+    assert unrolls is not None
+    records = harness.assembler.gather(unrolls)
+    assert records.observation[0][0, -3:, 0].tolist() == [0, 1, 2]
+    harness.assembler.release(unrolls)
+    assert harness.assembler.has_room(group.slots)

@@ -107,13 +107,21 @@ _idle: list[Any] = []
 
 def acquire() -> Any:
     """An engine instance: one that was released, or a new one (50 to 140 MB)."""
-    if _idle:
-        return _idle.pop()
-    libgame = load().libgame
-    instance = libgame.GameEnv()
+    return _idle.pop() if _idle else start(_RENDER_RESOLUTION)
+
+
+def start(resolution: tuple[int, int], renders: bool = False) -> Any:
+    """A new engine instance.
+
+    Args:
+      resolution: Width and height of what it would render.
+      renders: It prepares to render; see `rendering`.
+    """
+    instance = load().libgame.GameEnv()
     instance.game_config.physics_steps_per_frame = _PHYSICS_STEPS_PER_FRAME
-    instance.game_config.render_resolution_x = _RENDER_RESOLUTION[0]
-    instance.game_config.render_resolution_y = _RENDER_RESOLUTION[1]
+    instance.game_config.render_resolution_x = resolution[0]
+    instance.game_config.render_resolution_y = resolution[1]
+    instance.game_config.render = renders
     instance.start_game()
     return instance
 

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from services.actor.environments.base import Environment, Observation, Transition
-from services.actor.environments.football import engine, representation, reward
+from services.actor.environments.base import (
+    Environment,
+    EpisodeInfo,
+    Observation,
+    Positions,
+    Transition,
+)
+from services.actor.environments.football import engine, rendering, representation, reward
 from services.actor.environments.football.game import Game
 from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
 
-_ACTIONS = 19
+if TYPE_CHECKING:
+    from services.actor.environments.football.pitch import Pitch
+
+_PICTURES = ("drawn", "engine")
+_ACTION_NAMES = (
+    *("idle", "left", "top left", "top", "top right", "right", "bottom right", "bottom"),
+    *("bottom left", "long pass", "high pass", "short pass", "shot", "sprint"),
+    *("release direction", "release sprint", "sliding", "dribble", "release dribble"),
+)
+_ACTIONS = len(_ACTION_NAMES)
 _LARGEST_SEED = 2_000_000_000
 
 
@@ -40,6 +56,7 @@ class FootballEnvironment(Environment):
         right_players: int = 0,
         time_limit_truncates: bool = False,
         seed: int = 0,
+        pictures: str = "drawn",
     ) -> None:
         """Loads the engine and prepares the scenario.
 
@@ -54,17 +71,28 @@ class FootballEnvironment(Environment):
           time_limit_truncates: The end of the duration is a truncation, not a termination.
           seed: Two environments with the same seed and actions go the same way, episode by
             episode; the episodes of one differ.
+          pictures: How `picture` shows the game: `drawn`, or as the `engine` renders it.
 
         Raises:
           EngineMissingError: The engine is not installed.
+          PictureError: The engine cannot render here.
           ValueError: A value is not allowed; the message says which are.
         """
         _check(scenario, rewards, left_players, right_players, seed)
+        if pictures not in _PICTURES:
+            raise ValueError(f"pictures is {pictures!r}, allowed: {' or '.join(_PICTURES)}")
+        self._renders = pictures == "engine"
+        if self._renders:
+            rendering.check()
         self._representation = _representation(representation, smm_size, stack)
+        self._scenario = scenario
         self._players = (left_players, right_players)
         self._time_limit_truncates = time_limit_truncates
         self._seeds = random.Random(seed)
-        self._game = Game(scenario, left_players, right_players, self._next_seed())
+        self._game = Game(
+            scenario, left_players, right_players, self._next_seed(), renders=self._renders
+        )
+        self._pitch: Pitch | None = None
         agents = left_players + right_players
         self._checkpoints = reward.Checkpoints(agents) if "checkpoints" in rewards else None
         self._spec = EnvironmentSpec(
@@ -81,6 +109,8 @@ class FootballEnvironment(Environment):
     def reset(self) -> Observation:
         """Begins an episode."""
         self._game.reset(self._next_seed())
+        if self._pitch is not None:
+            self._pitch.begin()
         if self._checkpoints is not None:
             self._checkpoints.reset()
         return (self._representation.encode(self._game),)
@@ -115,12 +145,68 @@ class FootballEnvironment(Environment):
             truncated=truncated,
         )
 
+    def episode_info(self) -> EpisodeInfo:
+        """The lead in goals as each agent's team sees it, and whether that is a win."""
+        left, right = self._players
+        lead = self._game.lead
+        leads = [lead] * left + [-lead] * right
+        return EpisodeInfo(
+            tuple(
+                {
+                    "goal_difference": float(value),
+                    "win": float(value > 0),
+                    "draw": float(value == 0),
+                    "loss": float(value < 0),
+                }
+                for value in leads
+            ),
+            level=self._scenario,
+        )
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """Those of the default action set."""
+        return _ACTION_NAMES
+
+    def picture(self) -> npt.NDArray[np.uint8]:
+        """The game from above; or the engine's own picture.
+
+        Raises:
+          PictureError: Pillow is not installed.
+        """
+        if self._renders:
+            return self._game.render()
+        if self._pitch is None:
+            # Imported only to draw: an actor that trains needs no Pillow.
+            from services.actor.environments.football.pitch import Pitch
+
+            self._pitch = Pitch(self._scenario)
+        return self._pitch.draw(self._game.view, self._game.right_active)
+
+    def positions(self) -> Positions:
+        """The ball, and the players of both teams, as the left one sees the field."""
+        view = self._game.view
+        return {
+            "ball": [_share(*view.ball[:2])],
+            "left team": [_share(*place) for place in _pairs(view.left_team)],
+            "right team": [_share(*place) for place in _pairs(view.right_team)],
+        }
+
     def close(self) -> None:
         """Gives the engine back for the next environment of this process."""
         self._game.close()
 
     def _next_seed(self) -> int:
         return self._seeds.randint(0, _LARGEST_SEED)
+
+
+def _pairs(flat: list[float]) -> zip[tuple[float, float]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _share(x: float, y: float) -> tuple[float, float]:
+    """The engine's coordinates as shares of the field."""
+    return (x + 1.0) / 2.0, (y + 0.42) / 0.84
 
 
 # In the constructor the argument `representation` hides the module.

@@ -12,7 +12,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from services.actor.environments.football import engine as engine_module
+from services.actor.environments.football import rendering
 
 # Whoever does not restart the game (a free kick, say) for this many steps is made to.
 _LONGEST_WAIT_STEPS = 20
@@ -106,7 +110,12 @@ class Game:
     """One game of a scenario on an engine of its own."""
 
     def __init__(
-        self, scenario: str, left_players: int, right_players: int, first_seed: int
+        self,
+        scenario: str,
+        left_players: int,
+        right_players: int,
+        first_seed: int,
+        renders: bool = False,
     ) -> None:
         """Takes an engine.
 
@@ -115,6 +124,7 @@ class Game:
           left_players: Controlled players of the left team.
           right_players: Controlled players of the right team.
           first_seed: Decides which team the engine processes first, for all episodes.
+          renders: The engine shall be able to `render`.
 
         Raises:
           ValueError: The scenario has fewer players that can be controlled.
@@ -135,7 +145,8 @@ class Game:
         self._num_controlled = (left_players, right_players)
         self._check_players(scenario)
         self._normal_mode = int(self._api.libgame.e_GameMode.e_GameMode_Normal)
-        self._engine = engine_module.acquire()
+        self._renders = renders
+        self._engine = rendering.start() if renders else engine_module.acquire()
 
     def _check_players(self, scenario: str) -> None:
         settings = self._config.ScenarioConfig()
@@ -151,7 +162,8 @@ class Game:
     def close(self) -> None:
         """Gives the engine back."""
         if self._engine is not None:
-            engine_module.release(self._engine)
+            if not self._renders:  # no other game shall pay for what it has prepared
+                engine_module.release(self._engine)
             self._engine = None
 
     def reset(self, seed: int) -> None:
@@ -224,6 +236,20 @@ class Game:
         while not (info := get_info()).is_in_play:
             step()
         self.view = self._read(info)
+
+    def render(self) -> npt.NDArray[np.uint8]:
+        """The engine's picture of the game: uint8 [height, width, 3]."""
+        return rendering.render(self._engine)
+
+    @property
+    def right_active(self) -> list[int]:
+        """For each controlled player of the right team its index in the team."""
+        return self._right_active
+
+    @property
+    def lead(self) -> int:
+        """The left team's goals in this game, less the right team's."""
+        return self._lead
 
     def views(self) -> tuple[View, ...]:
         """The state as each team with controlled players sees it, the left one first."""

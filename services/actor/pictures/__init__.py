@@ -1,0 +1,1 @@
+"""Pictures of evaluation episodes: drawing, recording, handing over. Imported only to record."""

@@ -1,0 +1,93 @@
+"""The figures of evaluations, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from services.learner import evaluation
+from services.learner.evaluation import Episode
+from services.learner.evaluator import Evaluation, Evaluator
+from services.learner.roles import Role
+from services.learner.statistics import Statistics
+
+
+def _football(slot: int, lead: int, length: int, level: str = "a") -> Episode:
+    values = {
+        "goal_difference": float(lead),
+        "win": float(lead > 0),
+        "draw": float(lead == 0),
+        "loss": float(lead < 0),
+    }
+    return Episode(slot, float(lead), length, level, values)
+
+
+def test_figures_by_hand() -> None:
+    # Returns 2, 0, 1, -1: mean 0.5, squared deviations 2.25 + 0.25 + 0.25 + 2.25 = 5, variance
+    # 5 / 3, standard error sqrt(5 / 3 / 4) = 0.6455.
+    episodes = [_football(i, lead, 10 * i) for i, lead in enumerate((2, 0, 1, -1))]
+    figures = evaluation.figures(episodes)
+    assert (figures.episodes, figures.mean_return, figures.median_return) == (4, 0.5, 0.5)
+    assert figures.standard_error == pytest.approx(math.sqrt(5 / 12))
+    assert figures.mean_length == 15
+    assert figures.values["goal_difference"] == pytest.approx((0.5, math.sqrt(5 / 12)))
+    # Two wins of four: variance 4 x 0.25 / 3.
+    assert figures.values["win"] == pytest.approx((0.5, math.sqrt(1 / 3 / 4)))
+    assert figures.values["draw"][0] == figures.values["loss"][0] == 0.25
+
+
+def test_levels_are_told_apart() -> None:
+    episodes = [_football(0, 1, 5), _football(1, -1, 7, "b"), _football(2, 3, 9)]
+    summary = evaluation.summarize(episodes)
+    assert summary["mean_return"] == 1
+    assert list(summary["levels"]) == ["a", "b"]
+    assert summary["levels"]["a"]["mean_return"] == 2
+    assert summary["levels"]["b"] == {
+        "episodes": 1,
+        "mean_return": -1,
+        "standard_error": None,  # of one episode nothing is known
+        "median_return": -1,
+        "mean_length": 7,
+        "values": {
+            name: {"mean": mean, "standard_error": None}
+            for name, mean in (("draw", 0), ("goal_difference", -1), ("loss", 1), ("win", 0))
+        },
+    }
+    scalars = evaluation.scalars(episodes)
+    assert scalars["a/goal_difference"] == 2
+    assert "b/standard_error" not in scalars
+    assert "a/mean_return" not in evaluation.scalars(episodes[:1])
+
+
+def test_without_episodes_nothing_is_said() -> None:
+    assert evaluation.scalars([]) == {}
+    assert evaluation.summarize([])["mean_return"] is None
+
+
+def test_every_slot_plays_the_same_share() -> None:
+    """Slot 1 is quick: its further episodes do not count, or short ones would."""
+    statistics = Statistics(
+        2, CollectorRegistry(), np.full(2, Role.EVALUATION, np.uint8), evaluation_episodes=None
+    )
+    evaluator = Evaluator(Evaluation(3), statistics, lambda: 2, lambda: 0)
+    played = statistics.evaluation_episodes
+    played.extend(Episode(1, 9.0, 1) for _ in range(8))
+    played.append(Episode(0, 1.0, 100))
+    assert not evaluator._enough()
+    played.append(Episode(0, 2.0, 100))
+    evaluator.run()
+    summary = evaluator.summary()
+    assert (summary["episodes"], summary["mean_return"]) == (4, (9 + 9 + 1 + 2) / 4)
+
+
+def test_an_evaluation_waits_for_its_recordings() -> None:
+    statistics = Statistics(1, CollectorRegistry(), np.full(1, Role.EVALUATION, np.uint8))
+    statistics.evaluation_episodes.append(Episode(0, 1.0, 5))
+    arrived = iter([0, 1, 2])
+    evaluator = Evaluator(Evaluation(1, recordings=2), statistics, lambda: 1, lambda: next(arrived))
+    evaluator.run()
+    assert list(arrived) == []
+    assert evaluator.failure is None
