@@ -109,8 +109,7 @@ class R2d2Agent(agent.Agent):
             shape, which, minval=0, maxval=output.shape[-1], dtype=tf.int32
         )
         explores = tf.random.stateless_uniform(shape, whether) < epsilon
-        value = r2d2.unrescale(tf.reduce_max(output, axis=-1), self._settings.rescaling_epsilon)
-        return tf.where(explores, anything, best)[:, None], output, value
+        return tf.where(explores, anything, best)[:, None], output, tf.reduce_max(output, axis=-1)
 
     def _loss(self, records: agent.Records, weights: tf.Tensor, frames: tf.Tensor) -> agent.Loss:
         del frames
