@@ -294,7 +294,7 @@ def test_past_policies_are_kept_every_period_and_survive_a_restart(
     tmp_path: pathlib.Path,
 ) -> None:
     """With a pool of 2 and a period of 2: after update 2 at place 1, after update 4 at place 0."""
-    settings = {"self_play": {"pool_size": 2, "snapshot_period": 2}}
+    settings: dict[str, Any] = {"self_play": {"pool_size": 2, "snapshot_period": 2}}
     agent, random = make(**settings), np.random.default_rng(0)
     x = random.normal(size=(6, 3)).astype(np.float32)
 
