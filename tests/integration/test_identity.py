@@ -106,9 +106,13 @@ def test_a_client_that_is_not_allowed_gives_up(
     ):
         writer = client.writer(0, 1)
         writer.append({"x": 0.0})
-        writer.create_item(1, 1.0, timeout=20.0)  # goes into the waiting room
-        with pytest.raises(ReplayError, match="Insert is for learners"):
+
+        def insert() -> None:
+            writer.create_item(1, 1.0, timeout=20.0)
             client.flush(20.0)
+
+        with pytest.raises(ReplayError, match="Insert is for learners"):
+            insert()
 
 
 class Echo:
