@@ -15,6 +15,8 @@ from services.local.report.run import Run
 
 Block = dict[str, Any]
 
+_FOOTBALL = ("goal_difference", "win", "draw", "loss")  # in the order in which it is usually told
+
 
 def runs(groups: Sequence[Group]) -> Block:
     """A line for each run: how it is, how far it has come, what it has reached and cost."""
@@ -125,7 +127,8 @@ def evaluations(of: Sequence[Run]) -> Block | None:
         for run, evaluation in newest
         for level, figures in {"": evaluation, **_levels(evaluation)}.items()
     ]
-    names = sorted({name for *_, figures in rows for name in _mapping(figures.get("values"))})
+    told = {name for *_, figures in rows for name in _mapping(figures.get("values"))}
+    names = [name for name in _FOOTBALL if name in told] + sorted(told.difference(_FOOTBALL))
     columns = ["run", "level", "at frames", "policy", "episodes", "return", "median", "length"]
     return {
         "kind": "table",
@@ -141,7 +144,7 @@ def evaluations(of: Sequence[Run]) -> Block | None:
                     name,
                     level or "all",
                     _figure(evaluation.get("frames"), "{:,}"),
-                    "greedy" if evaluation.get("greedy") else "drawn",
+                    "greedy" if evaluation.get("greedy") else "sampled",
                     _figure(figures.get("episodes"), "{:,}"),
                     _mean(figures.get("mean_return"), figures.get("standard_error")),
                     _figure(figures.get("median_return")),
