@@ -182,7 +182,7 @@ class ActStream:
         if self._wants_policy:
             layout = store.layout
             parameters = store.policy_parameters_flat[newest]
-            response.value = store.value[slots].tobytes()
+            response.value = explanation.value(layout, store.value[slots]).tobytes()
             response.policy = explanation.explain(layout, parameters).tobytes()
             response.policy_kind = layout.policy_kind  # type: ignore[assignment]
         return bytes(response.SerializeToString())

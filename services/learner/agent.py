@@ -10,7 +10,7 @@ What is particular to an algorithm is in `vtrace_agent` and `r2d2_agent`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,7 +242,7 @@ class Agent(abc.ABC):
             _spec((2,), np.int64),
         ]
         # Never compiled by XLA: the number of slots is free, and each would be compiled anew.
-        return tf.function(act, input_signature=signature).get_concrete_function()
+        return concrete(act, signature)
 
     def _trace_train(self) -> Any:
         def train(*arguments: Any) -> Any:
@@ -260,8 +260,7 @@ class Agent(abc.ABC):
             _spec((self._config.batch_size,), np.float32),
             _spec((), np.int64),
         ]
-        function = tf.function(train, input_signature=signature, jit_compile=self._config.xla)
-        return function.get_concrete_function()
+        return concrete(train, signature, compiled=self._config.xla)
 
     def _decode(self, arrays: Sequence[tf.Tensor]) -> Records:
         spec = self._spec
@@ -303,3 +302,18 @@ def time_major(x: Any) -> Any:
 
 def _spec(shape: tuple[int | None, ...], dtype: Any) -> Any:
     return tf.TensorSpec(shape, tf.as_dtype(dtype))
+
+
+def concrete(function: Callable[..., Any], signature: Sequence[Any], compiled: bool = False) -> Any:
+    """A TensorFlow function, traced at once and for good.
+
+    Without AutoGraph: that writes each function it has looked at into a temporary file, which
+    stays when the process is killed. Networks use `tf.cond` and `tf.while_loop` themselves.
+
+    Args:
+      function: Of tensors.
+      signature: Their `tf.TensorSpec`s.
+      compiled: By XLA.
+    """
+    traced = tf.function(function, input_signature=signature, jit_compile=compiled, autograph=False)
+    return traced.get_concrete_function()

@@ -39,6 +39,13 @@ def explain(layout: StoreLayout, parameters: Floats) -> Floats:
     return np.concatenate([mean, np.exp(log_std)], axis=1).astype(np.float32)
 
 
+def value(layout: StoreLayout, values: Floats) -> Floats:
+    """The numbers of `ActResponse.value`, of values float32 [k] in the policy's units."""
+    if layout.policy_kind == inference_pb2.POLICY_KIND_ACTION_VALUES:
+        return _unrescaled(values, layout.rescaling_epsilon)
+    return values
+
+
 def _softmax(logits: Floats) -> Floats:
     exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares: Floats = exponentials / exponentials.sum(axis=1, keepdims=True)

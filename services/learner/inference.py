@@ -35,7 +35,8 @@ class Decisions(NamedTuple):
     Attributes:
       action: [n, A].
       policy_parameters: float32 [n, P].
-      value: float32 [n], of the situations that the actions were chosen in.
+      value: float32 [n], of the situations that the actions were chosen in; in the policy's
+        units, see `explanation.value`.
       state: For each state tensor [n, ...], the new one.
     """
 

@@ -51,7 +51,7 @@ class R2d2Agent(agent.Agent):
         target_head = heads.DuelingHead(num_actions, config.r2d2.dueling_size)
         self._target = registry.create(config.network, spec, target_head, seed=config.seed)
         self._trace(trainable=("network",))
-        self._copy_to_target: Any = tf.function(self._assign_target).get_concrete_function()
+        self._copy_to_target: Any = agent.concrete(self._assign_target, [])
         self._priorities: Any = self._trace_priorities()
         self._copy_to_target()
 
@@ -109,8 +109,7 @@ class R2d2Agent(agent.Agent):
             shape, which, minval=0, maxval=output.shape[-1], dtype=tf.int32
         )
         explores = tf.random.stateless_uniform(shape, whether) < epsilon
-        value = r2d2.unrescale(tf.reduce_max(output, axis=-1), self._settings.rescaling_epsilon)
-        return tf.where(explores, anything, best)[:, None], output, value
+        return tf.where(explores, anything, best)[:, None], output, tf.reduce_max(output, axis=-1)
 
     def _loss(self, records: agent.Records, weights: tf.Tensor, frames: tf.Tensor) -> agent.Loss:
         del frames
@@ -172,7 +171,7 @@ class R2d2Agent(agent.Agent):
             tf.TensorSpec((None, length), tf.float32),
             tf.TensorSpec((None, length), tf.uint8),
         ]
-        return tf.function(priorities, input_signature=signature).get_concrete_function()
+        return agent.concrete(priorities, signature)
 
 
 def _slice(inputs: NetworkInputs, time: slice) -> Any:

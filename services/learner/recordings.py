@@ -138,10 +138,11 @@ class Recordings:
                     self._show(read(path))
             except (OSError, ValueError) as error:
                 _log.warning("recording %s cannot be shown: %s", path, error)
-        episodes = [path for path in files if path.suffix == ".gif"]
-        for path in episodes[: -self._keep]:
-            self._seen.pop(path.name, None)
-            path.unlink(missing_ok=True)
+        for suffix in (".gif", ".png"):
+            alike = [path for path in files if path.suffix == suffix]
+            for path in alike[: -self._keep]:
+                self._seen.pop(path.name, None)
+                path.unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         """Of what is there, the oldest first."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from services.actor.environments.base import Environment, Observation, Transition
+from services.actor.environments.memory import MemoryEnvironment
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 
@@ -114,3 +115,25 @@ class StackedPair(Environment):
         self._image += np.uint8(7)
         done = self._steps == 9
         return Transition((self._image,), np.ones(2, np.float32), done, False)
+
+
+class CyclingMemory(MemoryEnvironment):
+    """Shows its cues in turn, and rewards each pair of cue and answer differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._episode = -1
+
+    def reset(self) -> Observation:
+        super().reset()
+        self._episode += 1
+        self._cue = self._episode % self._cues
+        self._signal.fill(0.0)
+        self._signal[0, self._cue] = 1.0
+        return (self._signal,)
+
+    def step(self, action: npt.NDArray[np.generic]) -> Transition:
+        transition = super().step(action)
+        if transition.terminated:
+            self._reward[0] = (7 * self._cue + 5 * int(action[0, 0]) + 3) % 11
+        return transition

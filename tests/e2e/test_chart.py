@@ -23,7 +23,7 @@ from tests.e2e import runs
 from tests.integration.replay_server import free_port
 from tests.unit.chart import chart
 
-SERVICES = ("replay", "learner", "actor")
+SERVICES = ("replay", "learner", "evaluator", "actor")
 
 
 class Pods:
@@ -50,7 +50,8 @@ class Pods:
     def command(self, component: str) -> list[str]:
         c = chart.container(self.objects, component)
         # Without a command of the chart's it is the image's entrypoint.
-        command = c.get("command", ["python", "-m", f"services.{component}"])
+        service = "actor" if component == "evaluator" else component
+        command = c.get("command", ["python", "-m", f"services.{service}"])
         return self._here([*command, *c["args"]], {"=9100": f"={free_port()}"})
 
     def _here(self, command: list[str], more: dict[str, str]) -> list[str]:
@@ -134,7 +135,12 @@ def test_the_pods_train_together_and_end_in_order(
     tls: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:
     write_certificates(tmp_path / "tls")
-    pods = Pods(tmp_path, chart.render("experiment:memory-r2d2", "actor.replicas=1", *tls))
+    pods = Pods(
+        tmp_path,
+        chart.render(
+            *("experiment:memory-r2d2", "actor.replicas=1", "evaluator.enabled=true", *tls)
+        ),
+    )
     try:
         # The actor first: it waits for the learner, the learner for replay.
         for component in reversed(SERVICES):
@@ -146,6 +152,8 @@ def test_the_pods_train_together_and_end_in_order(
         selftest = subprocess.run(pods.command("test"), capture_output=True, text=True, timeout=180)
         assert selftest.returncode == 0, selftest.stderr + pods.log("learner")
         assert "gave a sequence of" in selftest.stderr
+        evaluation = "4 slots from 60 on, for EVALUATION"
+        runs.wait_for(lambda: evaluation in pods.log("learner"), "the evaluator")
         pods.end()
     finally:
         pods.kill()

@@ -30,8 +30,9 @@ def test_training_reproduces_inference_across_episode_ends_and_a_restart(
     folder = runs.folder(tmp_path)
     checkpoints = folder / "checkpoints"
     runs.wait_for(lambda: list(checkpoints.glob("checkpoint-*")), "training to begin")
-    (worker,) = runs.descendants(process.pid, "services.actor.worker")
-    worker.send_signal(signal.SIGKILL)
+    # R2D2's evaluator has one, too.
+    for worker in runs.descendants(process.pid, "services.actor.worker"):
+        worker.send_signal(signal.SIGKILL)
     summary = runs.finish(process)
     assert summary["frames"] >= 60000
     log = (folder / "actor-0.log").read_text()

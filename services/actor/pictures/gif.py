@@ -19,7 +19,7 @@ from services.actor.pictures.canvas import Picture
 # The last color of each palette stands for "as before".
 _UNCHANGED = 255
 # A mean difference of changed pixels, of 255, from which a frame gets a palette of its own.
-_TOO_FAR_OFF = 4.0
+_TOO_FAR_OFF = 3.0
 # A disposal method of GIF89a: what is not drawn over stays.
 _STAYS = 1
 
@@ -102,7 +102,7 @@ def _extent(used: Any) -> tuple[int, int]:
 
 def _make_palette(picture: Picture) -> Image.Image:
     """255 colors that suit a picture; the last one repeats the first."""
-    image = Image.fromarray(picture).quantize(_UNCHANGED, Image.Quantize.MEDIANCUT)
+    image = Image.fromarray(picture).quantize(_UNCHANGED, Image.Quantize.FASTOCTREE)
     colors = list(image.getpalette() or [])[: 3 * _UNCHANGED]
     colors += colors[:3] * (256 - len(colors) // 3)
     palette = Image.new("P", (1, 1))

@@ -178,7 +178,7 @@ class EvaluationConfig(Model):
         default=None, description="Where actors' recordings are kept. Default: nowhere."
     )
     recordings_to_keep: PositiveInt = pydantic.Field(
-        default=20, description="The oldest go; heat maps stay."
+        default=20, description="Recordings, and heat maps; the oldest go."
     )
 
 

@@ -275,3 +275,16 @@ def test_the_default_limit_is_half_an_hour() -> None:
     frames_per_second = 60
     limit = _atari()._ale.getInt("max_num_frames_per_episode")
     assert limit == 30 * 60 * frames_per_second
+
+
+def test_a_game_can_be_seen() -> None:
+    environment = AtariEnvironment(game="breakout", full_action_set=False)
+    environment.reset()
+    picture = environment.picture()
+    assert picture.shape == (210, 160, 3)
+    assert picture.dtype == np.uint8
+    # In color: the rows of bricks.
+    assert len({tuple(p) for p in picture[57:93, 80].tolist()}) == 6
+    assert environment.action_names == ("noop", "fire", "right", "left")
+    assert environment.episode_info().level == "breakout"
+    assert AtariEnvironment().action_names[10:12] == ("up fire", "right fire")

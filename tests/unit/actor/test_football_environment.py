@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from services.actor.environments.base import PictureError
 from services.actor.environments.football import FootballEnvironment, engine, stand_ins
 from services.shared.specs import DataType, DiscreteActionSpec, TensorSpec
 
@@ -185,3 +186,43 @@ def test_view_is_its_own_double_rotation() -> None:
     rotated = view.rotated([]).rotated(view.active)
     assert dataclasses.asdict(rotated) == dataclasses.asdict(view)
     environment.close()
+
+
+def test_the_end_of_a_game_is_told_as_each_team_sees_it() -> None:
+    environment = FootballEnvironment(scenario="11_vs_11_stochastic", right_players=1)
+    environment.reset()
+    environment._game._lead = 2
+    info = environment.episode_info()
+    environment.close()
+    assert info.level == "11_vs_11_stochastic"
+    won = {"goal_difference": 2.0, "win": 1.0, "draw": 0.0, "loss": 0.0}
+    lost = {"goal_difference": -2.0, "win": 0.0, "draw": 0.0, "loss": 1.0}
+    assert info.values == (won, lost)
+
+
+def test_a_game_can_be_seen() -> None:
+    environment = FootballEnvironment(scenario="academy_3_vs_1_with_keeper")
+    environment.reset()
+    first = environment.picture()
+    assert first.shape == (440, 600, 3)
+    assert first.dtype == np.uint8
+    for _ in range(5):
+        environment.step(np.array([[5]], np.int32))
+    assert (environment.picture() != first).any()
+    positions = environment.positions()
+    assert {name: len(places) for name, places in positions.items()} == {
+        "ball": 1,
+        "left team": 4,
+        "right team": 2,
+    }
+    # The attackers stand near the right goal.
+    assert all(x > 0.6 for x, _ in positions["left team"][1:])
+    environment.close()
+    assert len(environment.action_names) == 19
+
+
+def test_an_engine_that_cannot_render_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.setenv("__EGL_VENDOR_LIBRARY_DIRS", "/nonexistent")
+    with pytest.raises(PictureError, match=r"cannot render here.*EGL Display"):
+        FootballEnvironment(pictures="engine")

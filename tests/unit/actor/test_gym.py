@@ -1,5 +1,6 @@
 """gymnasium spaces as tensor and action specs."""
 
+import importlib.util
 from typing import Any
 
 import gymnasium
@@ -8,6 +9,7 @@ import pytest
 from gymnasium import spaces
 
 from services.actor import environments
+from services.actor.environments.base import PictureError
 from services.actor.environments.gym import GymEnvironment, UnsupportedSpaceError
 from services.shared.specs import ContinuousActionSpec, DataType, DiscreteActionSpec, TensorSpec
 
@@ -209,3 +211,56 @@ def test_mujoco() -> None:
         shown.add(observation.tobytes())
     assert len(shown) == 21
     environment.close()
+
+
+class _Maze(gymnasium.Env[Any, Any]):
+    """Tells of its episode, and shows a red square."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        return 0, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        told = {"level": "maze-7", "keys": np.int64(2), "solved": True}
+        return 1, 0.0, True, False, {"episode_info": told}
+
+    def render(self) -> Any:
+        return np.full((4, 5, 3), (255, 0, 0), np.uint8)
+
+
+def test_an_episode_is_told_of_by_its_last_step() -> None:
+    environment = GymEnvironment(_Maze(), 0)
+    environment.reset()
+    environment.step(np.array([[0]], np.int32))
+    info = environment.episode_info()
+    assert info.level == "maze-7"
+    assert info.values == ({"keys": 2.0, "solved": 1.0},)
+
+
+def test_an_id_is_the_level_of_who_tells_nothing() -> None:
+    environment = environments.make("CartPole-v1", {}, 0)
+    environment.reset()
+    environment.step(np.array([[0]], np.int32))
+    assert environment.episode_info().level == "CartPole-v1"
+    assert environment.episode_info().values == ({},)
+
+
+def test_pictures_are_what_gymnasium_renders() -> None:
+    name = "tests.unit.actor.test_gym:_Maze"
+    seen = environments.make(name, {}, 0, pictures="drawn")
+    assert seen.picture().shape == (4, 5, 3)
+    with pytest.raises(PictureError, match="_Maze has the render mode None, needed"):
+        environments.make(name, {}, 0).picture()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pygame") is not None, reason="pygame is there")
+def test_the_extra_that_cartpole_needs_is_named() -> None:
+    environment = environments.make("CartPole-v1", {}, 0, pictures="drawn")
+    environment.reset()
+    with pytest.raises(PictureError, match=r"pip install 'seedpod\[classic-control\]'"):
+        environment.picture()

@@ -25,6 +25,9 @@ def test_probabilities_of_each_choice() -> None:
     spec = EnvironmentSpec(OBSERVATION, DiscreteActionSpec((2, 3)))
     logits = np.log(np.array([[3.0, 1.0, 2.0, 2.0, 4.0]], np.float32))
     shares = explanation.explain(StoreLayout(spec, 1, 4, 5, 1), logits)
+    np.testing.assert_array_equal(
+        explanation.value(StoreLayout(spec, 1, 4, 5, 1), logits[0]), logits[0]
+    )
     np.testing.assert_allclose(shares, [[0.75, 0.25, 0.25, 0.25, 0.5]], rtol=1e-6)
 
 
@@ -34,6 +37,7 @@ def test_action_values_are_unrescaled() -> None:
     values = np.array([[-20.0, 0.0, 350.0]], np.float32)
     rescaled = np.asarray(r2d2.rescale(tf.constant(values), layout.rescaling_epsilon))
     np.testing.assert_allclose(explanation.explain(layout, rescaled), values, rtol=1e-5)
+    np.testing.assert_allclose(explanation.value(layout, rescaled[0]), values[0], rtol=1e-5)
 
 
 def test_mean_and_deviation() -> None:

@@ -158,7 +158,7 @@ def _draw_board(canvas: Canvas, view: View) -> None:
     clock = f"{seconds // 60}:{seconds % 60:02d}.{tenths}"
     left = f"{view.steps_left / _STEPS_PER_SECOND:.0f} s left"
     canvas.text((WIDTH - 14, y - 7), clock, 14, WHITE, "rm")
-    canvas.text((WIDTH - 14, y + 10), left, 10, _MUTED, "rm")
+    canvas.text((WIDTH - 14, y + 10), left, 11, _MUTED, "rm")
     canvas.text((14, y), _MODES[view.game_mode], 12, LEFT_COLOR, "lm")
 
 
@@ -190,7 +190,9 @@ def _draw_ball(canvas: Canvas, ball: Sequence[float]) -> None:
     if rise > 0:
         canvas.circle((x, y), _BALL_RADIUS, _SHADOW, squash=0.5)
         canvas.line([(x, y), (x, y - rise)], blend(WHITE, _TURF, 0.4), 0.75)
-        canvas.text((x + 9, y - rise), f"{height:.1f} m", 9, WHITE, "lm")
+        # Beside the ball, on the side of the field's middle.
+        side, anchor = (-10, "rm") if x > _CENTER[0] else (10, "lm")
+        canvas.text((x + side, y - rise), f"{height:.1f} m", 10, WHITE, anchor)
     radius = _BALL_RADIUS * (1 + rise / _HIGHEST_PIXELS)
     canvas.circle((x, y - rise), radius + 1, BLACK)
     canvas.circle((x, y - rise), radius, WHITE)

@@ -30,7 +30,7 @@ def check() -> None:
     """
     try:
         result = subprocess.run(
-            [sys.executable, "-m", "services.actor.environments.football.rendering"],
+            [sys.executable, "-c", f"import {__name__} as here; raise SystemExit(here.main())"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -41,7 +41,9 @@ def check() -> None:
     else:
         if result.returncode == 0:
             return
-        said = (result.stderr + result.stdout).strip()[-_SHOWN_CHARACTERS:]
+        # The engine writes its stack, too: lines with the paths of libraries.
+        lines = (result.stderr + result.stdout).splitlines()
+        said = " ".join(line for line in lines if not line.startswith("/"))[:_SHOWN_CHARACTERS]
     raise PictureError(
         "the football engine cannot render here, which takes a display, or OpenGL in software"
         " (Debian: libegl1, libgl1-mesa-dri); actor.recording.football=drawn needs neither."
@@ -69,13 +71,9 @@ def render(instance: Any) -> npt.NDArray[np.uint8]:
 
 
 def main() -> int:
-    """Renders an empty game; what cannot be done ends the process."""
+    """What `check` runs: renders a game; what cannot be done ends the process."""
     from services.actor.environments.football.game import Game
 
     game = Game("academy_empty_goal_close", 1, 0, 0, renders=True)
     game.reset(1)
     return 0 if game.render().any() else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

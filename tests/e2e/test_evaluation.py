@@ -1,0 +1,100 @@
+"""Evaluators beside training, `seedpod eval`, and what both record."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import subprocess
+
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.e2e import runs
+
+
+def gifs(folder: pathlib.Path) -> list[Image.Image]:
+    return [Image.open(path) for path in sorted(folder.glob("*.gif"))]
+
+
+def test_an_evaluator_beside_training_and_an_evaluation_of_its_checkpoint(
+    tmp_path: pathlib.Path,
+) -> None:
+    summary = runs.train(
+        tmp_path / "runs",
+        "football",
+        *("--frames=1500", "--set=actor.workers=1", "--set=local.evaluation_environments=2"),
+        *("--set=learner.evaluation.episodes=4", "--set=actor.recording.every_episodes=2"),
+        "--set=actor.recording.max_frames=20",
+    )
+    folder = pathlib.Path(summary["run"])
+    # Nothing of the evaluator is among the frames: 16 training slots have 94 steps each.
+    assert 1500 <= summary["frames"] < 2200
+    assert "2 slots from 1022 on, for EVALUATION" in (folder / "learner.log").read_text()
+    told = summary["evaluation"]["values"]
+    assert sum(told[name]["mean"] for name in ("win", "draw", "loss")) == 1
+    lines = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
+    assert lines[0]["episodes"] == 4
+    assert lines[0]["levels"]["academy_empty_goal_close"]["episodes"] == 4
+    recorded = gifs(folder / "videos")
+    assert recorded
+    assert all(1 < image.n_frames <= 20 for image in recorded)  # type: ignore[attr-defined]
+    assert (folder / "videos" / "evaluator-heat-map.png").exists()
+    accumulator = EventAccumulator(str(folder / "tensorboard"), {"tensors": 0})
+    accumulator.Reload()
+    width, height, data = accumulator.Tensors("evaluation/episode")[0].tensor_proto.string_val
+    assert (int(width), int(height), data[:6]) == (840, 440, b"GIF89a")
+    assert runs.scalars(summary["run"], "evaluation/goal_difference")
+
+    video, result = tmp_path / "video", tmp_path / "result.json"
+    evaluated = runs.evaluate(
+        summary["checkpoint"],
+        *("--episodes=8", "--greedy", f"--video={video}", "--video-episodes=2"),
+        f"--json={result}",
+    )
+    assert json.loads(result.read_text()) == evaluated
+    assert evaluated["greedy"] is True
+    assert evaluated["episodes"] == 8  # one of each slot
+    assert evaluated["levels"].keys() == {"academy_empty_goal_close"}
+    assert sorted(map(str, video.glob("*.gif"))) == [
+        name for name in sorted(evaluated["recordings"]) if name.endswith(".gif")
+    ]
+    frames = [image.n_frames for image in gifs(video)]  # type: ignore[attr-defined]
+    assert len(frames) == 2
+    assert all(n > 1 for n in frames)
+
+    # What does not fit is refused with both named.
+    command = [*runs.SEEDPOD, "eval", f"--checkpoint={summary['checkpoint']}"]
+    refused = subprocess.run(
+        [*command, "--set=actor.environment=CartPole-v1", "--set=actor.environment_arguments={}"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert refused.returncode == 1
+    assert "(CartPole-v1()) look like" in refused.stderr
+    assert "(football(scenario=academy_empty_goal_close, representation=" in refused.stderr
+
+
+def test_an_evaluation_agrees_with_the_evaluator_beside_training(tmp_path: pathlib.Path) -> None:
+    """A recurrent agent that learns nothing; the environments' cues come in turn.
+
+    So both means are over the same cues, and what is left of chance is far below the standard
+    error, which says how far two samples of the returns would lie apart.
+    """
+    summary = runs.train(
+        tmp_path,
+        "memory",
+        *("--frames=40000", "--set=learner.optimizer.learning_rate=0"),
+        "--set=actor.environment=tests.e2e.environments:CyclingMemory",
+        *("--set=local.evaluation_environments=8", "--set=learner.evaluation.greedy=true"),
+        "--set=learner.evaluation.episodes=160",
+    )
+    beside = summary["evaluation"]
+    assert beside["episodes"] == 160
+    evaluated = runs.evaluate(summary["checkpoint"], "--episodes=160", "--greedy")
+    assert evaluated["episodes"] == 160
+    error = math.hypot(beside["standard_error"], evaluated["standard_error"])
+    assert error > 0
+    assert abs(beside["mean_return"] - evaluated["mean_return"]) <= 2 * error
+    assert beside["mean_length"] == evaluated["mean_length"] == 22
