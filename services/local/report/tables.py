@@ -178,12 +178,14 @@ def _mean(mean: object, error: object) -> str:
 
 def _figure(value: object, text: str = "") -> str:
     """A number of a file that anybody may have written."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return "-"
     return text.format(value) if text else _number(float(value))
 
 
 def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
     decimals = next(d for size, d in ((1000, 0), (100, 1), (10, 2), (-1, 3)) if abs(value) > size)
     return f"{value:,.{decimals}f}"
 

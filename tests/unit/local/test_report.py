@@ -111,6 +111,12 @@ def test_numbers_that_json_has_not_are_gaps(tmp_path: pathlib.Path) -> None:
     assert chart["series"][0]["y"] == [None, None, 4]
 
 
+def test_a_return_that_is_no_number(tmp_path: pathlib.Path) -> None:
+    folder = run_folders.make(tmp_path, run_folders.returns((1, 4), (2, math.nan)))
+    (row,) = cells(page.report([read(folder)]))
+    assert row["return"] == "-"
+
+
 # Tables.
 
 
