@@ -92,7 +92,11 @@ class Transport:
           OSError: Another process serves on the port, or a certificate cannot be read.
         """
         self.lock = FairLock()
-        self.leases = LeaseTable(config.max_slots, config.lease_grace_seconds)
+        self.leases = LeaseTable(
+            config.max_slots,
+            config.lease_grace_seconds,
+            opponent_agents=config.opponent_agents,
+        )
         self._config = config
         self._check_join = check_join
         self._status = status
@@ -382,6 +386,7 @@ class Transport:
                 slots_per_group,
                 request.lease_token,
                 roles.from_proto(request.role),
+                spec.agents,
             )
             for group in lease.groups:
                 store.group_epoch[group.number] = group.epoch

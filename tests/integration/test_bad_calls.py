@@ -79,7 +79,7 @@ def send(
 @pytest.fixture(scope="module")
 def learner() -> Iterator[Learner]:
     def check_join(message: inference_pb2.JoinRequest) -> None:
-        join.check(message, 64)
+        join.check(message, 64, 0)
 
     with contextlib.closing(
         Learner(slots=64, check_join=check_join, lease_grace_seconds=0.2)
