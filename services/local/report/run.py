@@ -69,15 +69,15 @@ class Run:
             return {}
         return summary if isinstance(summary, dict) else {}
 
-    def is_running(self) -> bool:
-        """Whether a `seedpod train` on this machine holds the folder."""
+    def is_running(self) -> bool | None:
+        """Whether a `seedpod train` holds the folder; None: it was copied from elsewhere."""
         try:
             with (self.folder / ".lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # copied from elsewhere without it
-            return False
+        except OSError:
+            return None
         return False
 
     def evaluations(self) -> list[dict[str, Any]]:

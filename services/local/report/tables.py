@@ -58,7 +58,8 @@ def _seed(run: Run) -> str:
 
 def _state(run: Run) -> str:
     """How it is, in words."""
-    if run.is_running():
+    running = run.is_running()
+    if running:
         return "under way"
     summary = run.summary()
     if summary.get("failure"):
@@ -66,7 +67,7 @@ def _state(run: Run) -> str:
     learner = run.settings.get("learner")
     total = learner.get("total_frames") if isinstance(learner, dict) else None
     if not summary:
-        return "not running; it has not said how it ended"
+        return "not known" if running is None else "not running; it has not said how it ended"
     if isinstance(total, int) and run.history.frames < total:
         return f"stopped before its {total:,} frames"
     return "finished"

@@ -148,7 +148,7 @@ def test_a_run_that_has_ended_well(tmp_path: pathlib.Path) -> None:
     [
         ({"failure": "the learner <died>"}, "failed: the learner <died>"),
         ({"failure": None}, "stopped before its 100 frames"),
-        (None, "not running; it has not said how it ended"),
+        (None, "not known"),
     ],
 )
 def test_a_run_that_has_recorded_nothing(
