@@ -197,7 +197,7 @@ async function follow() {
     show(await answer.json());
     state.textContent = "";
   } catch {
-    state.textContent ||= `No answer since ${new Date().toLocaleTimeString()}: the run has ended, or cannot be reached.`;
+    state.textContent ||= `No answer since ${new Date().toLocaleTimeString()}: the run has ended, or cannot be reached. A page that stays: seedpod report.`;
   }
   setTimeout(follow, REFRESH_MILLISECONDS);
 }
