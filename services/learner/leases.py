@@ -119,6 +119,13 @@ class LeaseTable:
         return sum(int(np.sum(self.roles[g.slots] == Role.TRAINING)) for g in groups)
 
     @property
+    def evaluated_environments(self) -> int:
+        """Number of environments that are leased for evaluation; any thread may ask."""
+        groups = list(self.groups.values())
+        played = [self.environments[g.slots] for g in groups if g.role is Role.EVALUATION]
+        return len({slot for slots in played for slot in slots.tolist()})
+
+    @property
     def live_actors(self) -> int:
         """Number of actor services that train and have a stream open; any thread may ask."""
         return len(self._live_groups_of)

@@ -390,7 +390,7 @@ def test_evaluation_is_answered_with_what_the_policy_thinks_and_counted_on_its_o
         stream.step(last)
         episodes = learner.harness.statistics.evaluation_episodes
         # Evaluation leases from the top: slots 6 and 7 of 8.
-        assert [(e.slot, e.length, e.level, dict(e.values)) for e in episodes] == [
+        assert [(e.environment, e.length, e.level, dict(e.values)) for e in episodes] == [
             (6, 2, "a", {"goal_difference": -1.0}),
             (7, 2, "b", {}),
         ]

@@ -72,7 +72,7 @@ class _Service:
     """What a collector asks a learner for."""
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
-        self.statistics = Statistics(2, registry, np.zeros(2, np.uint8))
+        self.statistics = Statistics(2, registry, np.zeros(2, np.uint8), np.arange(2))
         self.live_actors = 1
         self.training_slots = 1
         self.checkpoints = types.SimpleNamespace(saved_at=0.0, failures=0)
