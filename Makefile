@@ -11,7 +11,7 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
-.PHONY: selftest bench-atari bench-football bench-replay clean
+.PHONY: chaos soak audit selftest bench-atari bench-football bench-replay clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,15 @@ test: tools ## Run the tests (ARGS: pytest's arguments).
 
 test-images: setup ## Build the container images and let them train together (needs Docker).
 	@exec $(PYTHON) -m pytest tests/containers $(ARGS)
+
+chaos: setup ## Do to real processes what happens to long runs (ARGS: see tests/chaos/__main__.py).
+	@exec $(PYTHON) -m tests.chaos $(ARGS)
+
+soak: setup ## Run for half an hour with changing actors; nothing may grow (ARGS: --seconds N).
+	@exec $(PYTHON) -m tests.chaos.soak $(ARGS)
+
+audit: setup ## Look up known vulnerabilities of the installed packages (asks pypi.org).
+	@scripts/audit
 
 images: ## Build the container images (IMAGE_PREFIX, TAG, LEARNER_VARIANT: see docs/images.md).
 	@scripts/build-images

@@ -10,7 +10,7 @@ What is particular to an algorithm is in `vtrace_agent` and `r2d2_agent`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,7 +60,7 @@ class Agent(abc.ABC):
         self,
         config: LearnerConfig,
         spec: EnvironmentSpec,
-        head: heads.Head,
+        make_head: Callable[[], heads.Head],
         parameter_size: int,
         batch_records: int,
     ) -> None:
@@ -69,7 +69,7 @@ class Agent(abc.ABC):
         Args:
           config: The learner's settings.
           spec: What the environments look like.
-          head: What the algorithm makes of the network's features.
+          make_head: Makes what the algorithm makes of a network's features.
           parameter_size: P, the numbers that `act` returns for each record.
           batch_records: Consecutive records of each slot in a training batch.
 
@@ -80,7 +80,11 @@ class Agent(abc.ABC):
         self._spec = spec
         self._batch_records = batch_records
         self.parameter_size = parameter_size
-        self._network = registry.create(config.network, spec, head, seed=config.seed)
+        self._make_head = make_head
+        self._network = self._make_network()
+        pool = config.self_play
+        self._past = [self._make_network() for _ in range(pool.pool_size if pool else 0)]
+        self._snapshot_period = pool.snapshot_period if pool else 1
         # Counts the calls of `act`: with the run's seed it makes each call's random numbers.
         self._act_calls = 0
         self._version = 0
@@ -89,6 +93,14 @@ class Agent(abc.ABC):
     def version(self) -> int:
         """Updates so far."""
         return self._version
+
+    @property
+    def past_policies(self) -> int:
+        """Policies of the pool to choose from: the first one, which knows nothing, and later ones.
+
+        Only with `learner.self_play`.
+        """
+        return min(1 + self._version // self._snapshot_period, len(self._past))
 
     def initial_state(self, slots: int) -> Arrays:
         """The recurrent state of so many slots, zeros [slots, ...] a tensor."""
@@ -102,12 +114,14 @@ class Agent(abc.ABC):
         reward: npt.NDArray[np.float32],
         first: npt.NDArray[np.bool_],
         state: Arrays,
+        past: int | None = None,
     ) -> Decisions:
-        """Chooses actions; see `inference.Policy`."""
+        """Chooses actions; see `inference.Policy`, and for `past` `self_play.PolicyWithPast`."""
+        act = self._act if past is None else self._past_acts[past]
         self._act_calls += 1
         seed = np.array([self._config.seed, self._act_calls], np.int64)
         arrays = (*observation, previous_action, reward, first, self._explore(slots), *state, seed)
-        outputs = self._act(*map(tf.convert_to_tensor, arrays))
+        outputs = act(*map(tf.convert_to_tensor, arrays))
         action, parameters, value, *new_state = (output.numpy() for output in outputs)
         return Decisions(action, parameters, value, tuple(new_state))
 
@@ -130,7 +144,11 @@ class Agent(abc.ABC):
             *map(tf.convert_to_tensor, arrays), tf.constant(frames, tf.int64)
         )
         metrics = {name: float(value.numpy()) for name, value in values.items()}
-        self._version += not metrics["skipped"]
+        if not metrics["skipped"]:
+            self._version += 1
+            if self._past and self._version % self._snapshot_period == 0:
+                newest = self._version // self._snapshot_period
+                copy_variables(self._network, self._past[newest % len(self._past)])
         return Update(metrics, priorities.numpy() if len(priorities) else None)
 
     def variables(self) -> dict[str, npt.NDArray[np.generic]]:
@@ -175,9 +193,15 @@ class Agent(abc.ABC):
 
     def _modules(self) -> dict[str, tf.Module]:
         """All that has variables, by the name that these begin with."""
-        return {"network": self._network}
+        past = {f"past_policies/{n}": network for n, network in enumerate(self._past)}
+        return {"network": self._network, **past}
 
     # What the subclasses share.
+
+    def _make_network(self) -> Any:
+        """A network; all have the same seed, so they begin with the same values."""
+        config = self._config
+        return registry.create(config.network, self._spec, self._make_head(), seed=config.seed)
 
     def _trace(self, trainable: Sequence[str]) -> None:
         """Makes the optimizer and traces both functions.
@@ -194,7 +218,8 @@ class Agent(abc.ABC):
         self._optimizer = optimizer.Optimizer(
             config.optimizer, self._trainable, config.total_frames
         )
-        self._act: Any = self._trace_act()
+        self._act: Any = self._trace_act(self._network)
+        self._past_acts: list[Any] = [self._trace_act(network) for network in self._past]
         self._train: Any = self._trace_train()
 
     def _named_variables(self) -> dict[str, Any]:
@@ -209,8 +234,8 @@ class Agent(abc.ABC):
         }
         return NetworkInputs(named, previous, reward, first)
 
-    def _trace_act(self) -> Any:
-        spec, network = self._spec, self._network
+    def _trace_act(self, network: Any) -> Any:
+        spec = self._spec
         count = len(spec.observation)
 
         def act(*arguments: Any) -> Any:
@@ -242,7 +267,7 @@ class Agent(abc.ABC):
             _spec((2,), np.int64),
         ]
         # Never compiled by XLA: the number of slots is free, and each would be compiled anew.
-        return tf.function(act, input_signature=signature).get_concrete_function()
+        return concrete(act, signature)
 
     def _trace_train(self) -> Any:
         def train(*arguments: Any) -> Any:
@@ -260,8 +285,7 @@ class Agent(abc.ABC):
             _spec((self._config.batch_size,), np.float32),
             _spec((), np.int64),
         ]
-        function = tf.function(train, input_signature=signature, jit_compile=self._config.xla)
-        return function.get_concrete_function()
+        return concrete(train, signature, compiled=self._config.xla)
 
     def _decode(self, arrays: Sequence[tf.Tensor]) -> Records:
         spec = self._spec
@@ -296,6 +320,13 @@ class Agent(abc.ABC):
         ]
 
 
+def copy_variables(source: tf.Module, target: tf.Module) -> None:
+    """Gives a module the values of another one that is made alike."""
+    values = named_variables(source)
+    for name, variable in named_variables(target).items():
+        variable.assign(values[name])
+
+
 def time_major(x: Any) -> Any:
     """[B, T, ...] to [T, B, ...]."""
     return tf.transpose(x, [1, 0, *range(2, x.shape.rank)])
@@ -303,3 +334,18 @@ def time_major(x: Any) -> Any:
 
 def _spec(shape: tuple[int | None, ...], dtype: Any) -> Any:
     return tf.TensorSpec(shape, tf.as_dtype(dtype))
+
+
+def concrete(function: Callable[..., Any], signature: Sequence[Any], compiled: bool = False) -> Any:
+    """A TensorFlow function, traced at once and for good.
+
+    Without AutoGraph: that writes each function it has looked at into a temporary file, which
+    stays when the process is killed. Networks use `tf.cond` and `tf.while_loop` themselves.
+
+    Args:
+      function: Of tensors.
+      signature: Their `tf.TensorSpec`s.
+      compiled: By XLA.
+    """
+    traced = tf.function(function, input_signature=signature, jit_compile=compiled, autograph=False)
+    return traced.get_concrete_function()

@@ -110,8 +110,10 @@ class Checkpoint:
                 raise _Damaged(f"{path}: is damaged: its SHA-256 is not that of {_META}")
             with np.load(path, allow_pickle=False) as archive:
                 return {name: archive[name] for name in archive.files}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise _Damaged(f"{path}: cannot be read: {error}") from error
+        except _Damaged:
+            raise
+        except Exception as error:  # what an edited archive makes numpy and zlib raise is open
+            raise _Damaged(f"{path}: cannot be read: {error!r}") from error
 
 
 def check_variables(arrays: Mapping[str, Array], expected: Mapping[str, Any], source: str) -> None:
@@ -179,7 +181,7 @@ def _read(path: pathlib.Path) -> Checkpoint:
     try:
         meta = json.loads(meta_path.read_text(encoding="utf-8"))
         version = meta["format_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _Damaged(f"{meta_path}: cannot be read: {error!r}") from error
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -193,7 +195,14 @@ def _read(path: pathlib.Path) -> Checkpoint:
             experiment=meta["experiment"],
             sha256=meta["sha256"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError, json_format.ParseError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        json_format.ParseError,
+    ) as error:
         raise _Damaged(f"{meta_path}: cannot be read: {error!r}") from error
 
 

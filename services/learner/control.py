@@ -17,6 +17,7 @@ _HEADER = struct.Struct("<IBB")
 MAX_BYTES = 1 << 20
 
 
+@enum.unique
 class Method(enum.IntEnum):
     """What a message is about."""
 
@@ -25,9 +26,10 @@ class Method(enum.IntEnum):
     CLOSE = 3  # JSON {group, epoch}, not answered
     STATUS = 4  # nothing -> GetStatusResponse
     STORE = 5  # to the front end: JSON of the layout, with the descriptor; not answered
-    RECORDING = 8  # JSON {lease} -> JSON {folder}
-    ABANDON = 7  # the JoinResponse that came too late for its call; not answered
     REVOKE = 6  # to the front end: JSON {group, epoch}, another stream has it; not answered
+    ABANDON = 7  # the JoinResponse that came too late for its call; not answered
+    RECORDING = 8  # JSON {lease} -> JSON {folder}
+    ALIVE = 9  # nothing, each second: the front end is at work; not answered
 
 
 class Message(NamedTuple):

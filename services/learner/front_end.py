@@ -49,6 +49,7 @@ _CONTROL_TIMEOUT_SECONDS = {
 }
 _STOP_GRACE_SECONDS = 2.0
 _MAX_GROUP_DIGITS = 9
+_ALIVE_SECONDS = 1.0
 _TAKEN_OVER = "a newer stream has taken this group over"
 
 RpcMethod = Callable[[Any, Any], Awaitable[Any]]
@@ -370,6 +371,12 @@ class FrontEnd:
             if stream is not None and stream.epoch == epoch:
                 stream.answered.set()
 
+    async def report_alive(self) -> None:
+        """Lets the learner know that this process answers, each second."""
+        while True:
+            self._send(Message(0, Method.ALIVE, 0, b""))
+            await asyncio.sleep(_ALIVE_SECONDS)
+
     async def report_cpu(self) -> None:
         """Adds this process's CPU time to the store's count, each half second."""
         reported = 0.0
@@ -414,7 +421,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    tasks = [loop.create_task(front_end.report_cpu())]
+    tasks = [loop.create_task(task()) for task in (front_end.report_cpu, front_end.report_alive)]
     ends = [loop.create_task(e.wait()) for e in (stop, front_end.learner_gone)]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await health_servicer.enter_graceful_shutdown()

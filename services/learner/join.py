@@ -20,12 +20,15 @@ _MAX_NAME_CHARACTERS = 256
 _HEAD_BYTES = 65536
 
 
-def check(request: inference_pb2.JoinRequest, max_slots: int) -> EnvironmentSpec:
+def check(
+    request: inference_pb2.JoinRequest, max_slots: int, opponent_agents: int
+) -> EnvironmentSpec:
     """Refuses what cannot be served.
 
     Args:
       request: Of an actor.
       max_slots: `learner.max_slots`.
+      opponent_agents: Agents of each environment that past policies play.
 
     Returns:
       What its environments look like.
@@ -53,6 +56,12 @@ def check(request: inference_pb2.JoinRequest, max_slots: int) -> EnvironmentSpec
         spec = wire.environment_spec_from_proto(request.environment)
     except ValueError as error:
         raise _invalid(str(error)) from None
+    if spec.agents <= opponent_agents:
+        raise StatusError(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            f"learner.self_play.opponent_agents is {opponent_agents}, allowed: fewer than the"
+            f" agents of an environment, {spec.agents}",
+        )
     _check_sizes(request, spec, max_slots)
     return spec
 

@@ -67,6 +67,7 @@ class LeaseTable:
 
     Attributes:
       roles: uint8 [slots], of each slot's present or last lease.
+      environments: int64 [slots], the first slot of each slot's environment.
       groups: The leased groups by number.
       live_groups: Number of groups with an open stream.
       live_training_groups: Those of them that are trained on.
@@ -78,8 +79,17 @@ class LeaseTable:
         max_slots: int,
         grace_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        opponent_agents: int = 0,
     ) -> None:
-        """Creates a table in which all `max_slots` slots are free."""
+        """Creates a table in which all slots are free.
+
+        Args:
+          max_slots: Number of slots.
+          grace_seconds: How long a lease lives without a stream.
+          clock: In seconds.
+          opponent_agents: So many agents of each environment, the last ones, are opponents.
+        """
+        self._opponent_agents = opponent_agents
         self._max_slots = max_slots
         self._grace_seconds = grace_seconds
         self._clock = clock
@@ -89,6 +99,7 @@ class LeaseTable:
         # Outlives the leases, so that no late message of an old holder matches a new one.
         self._last_epochs = [0] * max_slots
         self.roles: npt.NDArray[np.uint8] = np.full(max_slots, Role.TRAINING, np.uint8)
+        self.environments = np.arange(max_slots, dtype=np.int64)
         self.groups: dict[int, Group] = {}
         self.live_groups = 0
         self.live_training_groups = 0
@@ -105,7 +116,7 @@ class LeaseTable:
     def training_slots(self) -> int:
         """Number of slots that are leased for training; any thread may ask."""
         groups = list(self.groups.values())
-        return sum(len(group.slots) for group in groups if group.role is Role.TRAINING)
+        return sum(int(np.sum(self.roles[g.slots] == Role.TRAINING)) for g in groups)
 
     @property
     def live_actors(self) -> int:
@@ -124,8 +135,17 @@ class LeaseTable:
         slots_per_group: int,
         token: str,
         role: Role = Role.TRAINING,
+        agents: int = 1,
     ) -> Lease:
         """Leases slots, or gives an actor that returns with its token the same ones.
+
+        Args:
+          actor_name: For messages.
+          groups: How many.
+          slots_per_group: Those of an environment's agents follow each other.
+          token: Of the lease that is asked for again, or empty.
+          role: What becomes of the records of all agents but opponents.
+          agents: Of each environment.
 
         Raises:
           StatusError: INVALID_ARGUMENT for counts below 1, or other counts or another role than
@@ -152,7 +172,10 @@ class LeaseTable:
         numbers = sorted(self._free_groups)[:groups]
         self._free_slots.difference_update(slots)
         self._free_groups.difference_update(numbers)
-        self.roles[slots] = role
+        roles_of_agents = np.full(agents, role, np.uint8)
+        roles_of_agents[agents - self._opponent_agents :] = Role.OPPONENT
+        self.roles[slots] = np.tile(roles_of_agents, wanted // agents)
+        self.environments[slots] = np.repeat(slots[::agents], agents)
         if role is Role.TRAINING:
             self._slots_end = max(self._slots_end, slots[-1] + 1)
         token = secrets.token_hex(16)

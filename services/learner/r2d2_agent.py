@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 from services.learner import agent, r2d2
 from services.learner.exploration import Exploration
 from services.learner.networks import heads, registry
-from services.learner.networks.base import NetworkInputs, named_variables
+from services.learner.networks.base import NetworkInputs
 from services.learner.trainer import TrainingBatch, Update
 from services.shared.config import LearnerConfig
 from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
@@ -44,14 +45,14 @@ class R2d2Agent(agent.Agent):
         self._settings = config.r2d2
         self._burn_in = config.r2d2.burn_in
         num_actions = action.num_values[0]
-        head = heads.DuelingHead(num_actions, config.r2d2.dueling_size)
         records = self._burn_in + config.unroll_length + 1
-        super().__init__(config, spec, head, num_actions, records)
-        # The same seed: both begin with the same values.
-        target_head = heads.DuelingHead(num_actions, config.r2d2.dueling_size)
-        self._target = registry.create(config.network, spec, target_head, seed=config.seed)
+        make_head = functools.partial(heads.DuelingHead, num_actions, config.r2d2.dueling_size)
+        super().__init__(config, spec, make_head, num_actions, records)
+        self._target = self._make_network()
         self._trace(trainable=("network",))
-        self._copy_to_target: Any = tf.function(self._assign_target).get_concrete_function()
+        self._copy_to_target: Any = agent.concrete(
+            lambda: agent.copy_variables(self._network, self._target), []
+        )
         self._priorities: Any = self._trace_priorities()
         self._copy_to_target()
 
@@ -93,11 +94,6 @@ class R2d2Agent(agent.Agent):
 
     def _explore(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         return self._explore_slots(slots)
-
-    def _assign_target(self) -> None:
-        online, target = named_variables(self._network), named_variables(self._target)
-        for name, variable in target.items():
-            variable.assign(online[name])
 
     def _choose(
         self, output: tf.Tensor, epsilon: tf.Tensor, seed: tf.Tensor
@@ -171,7 +167,7 @@ class R2d2Agent(agent.Agent):
             tf.TensorSpec((None, length), tf.float32),
             tf.TensorSpec((None, length), tf.uint8),
         ]
-        return tf.function(priorities, input_signature=signature).get_concrete_function()
+        return agent.concrete(priorities, signature)
 
 
 def _slice(inputs: NetworkInputs, time: slice) -> Any:

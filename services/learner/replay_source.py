@@ -54,10 +54,14 @@ class ReplaySource:
         return None
 
     def done(self, update: Update) -> None:
-        """Returns the priorities of the newest batch."""
-        if self._batch is None or update.priorities is None or update.metrics["skipped"]:
+        """Returns the priorities of the newest batch.
+
+        A sequence whose errors are not finite gets 0: it would spoil each batch that it is in.
+        """
+        if self._batch is None or update.priorities is None:
             return
-        self._sampler.update_priorities(self._batch, update.priorities)
+        finite = np.isfinite(update.priorities)
+        self._sampler.update_priorities(self._batch, np.where(finite, update.priorities, 0.0))
 
 
 def _check_lengths(batch: Batch) -> None:

@@ -161,7 +161,11 @@ def _replay_metrics(training: Training) -> Iterator[GaugeMetricFamily | CounterM
     counts = training.client.statistics()
     counters = (
         ("sequences_sent", "Handed to the replay client", training.sender.sent),
-        ("sequences_dropped", "Found replay away and no room", training.sender.dropped),
+        (
+            "sequences_dropped",
+            "Found replay away and no room, or are not finite",
+            training.sender.dropped,
+        ),
         ("sequences_acknowledged", "Taken by replay", training.client.acknowledged_items),
         (
             "replay_reconnects",

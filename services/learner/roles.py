@@ -16,6 +16,9 @@ class Role(enum.IntEnum):
 
     TRAINING = 0
     EVALUATION = 1
+    # Played by a past policy; see `self_play`. No actor asks for it: the learner's settings say
+    # which agents of an environment are opponents.
+    OPPONENT = 2
 
 
 def from_proto(role: inference_pb2.ActorRole) -> Role:
@@ -28,4 +31,4 @@ def from_proto(role: inference_pb2.ActorRole) -> Role:
         return Role.TRAINING
     if role == inference_pb2.ACTOR_ROLE_EVALUATION:
         return Role.EVALUATION
-    raise ValueError(f"role is {role}, allowed: {[r.name for r in Role]}")
+    raise ValueError(f"role is {role}, allowed: TRAINING or EVALUATION")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -140,7 +141,8 @@ class SequenceSender:
 
     Attributes:
       sent: Sequences handed to the client.
-      dropped: Sequences that found replay away and the client's waiting room full.
+      dropped: Sequences that found replay away and the client's waiting room full, and those
+        whose errors are not finite.
       dropped_steps: Those that were new in them.
       steps_in_hand: Taken from the assembler, not handed on or dropped yet.
     """
@@ -288,6 +290,9 @@ class SequenceSender:
         The `steps` that are new in it count only then: while replay is away, training shall not
         come nearer to its end.
         """
+        if not math.isfinite(priority):  # it would spoil every batch that it is in
+            self._drop(steps, f"the errors of a sequence of slot {slot} are not finite")
+            return
         while not self._stop.is_set():
             away = self._client.is_away
             started = time.monotonic()
@@ -297,10 +302,7 @@ class SequenceSender:
                 )
             except ReplayTimeout as error:
                 if away:  # inference shall not wait for it
-                    self.dropped += 1
-                    self.dropped_steps += steps
-                    self.steps_in_hand -= steps
-                    self._warn(f"{self.dropped} sequences dropped so far: {error}")
+                    self._drop(steps, str(error))
                     break
             else:
                 self._add_steps(steps)
@@ -312,6 +314,12 @@ class SequenceSender:
     def _add_steps(self, steps: int) -> None:
         self._statistics.add_steps(steps, self._spec)
         self.steps_in_hand -= steps
+
+    def _drop(self, steps: int, why: str) -> None:
+        self.dropped += 1
+        self.dropped_steps += steps
+        self.steps_in_hand -= steps
+        self._warn(f"{self.dropped} sequences dropped so far: {why}")
 
     def _warn(self, message: str) -> None:
         if time.monotonic() >= self._next_warning:

@@ -27,9 +27,10 @@ from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
 from services.learner.evaluation import figures, summarize
 from services.learner.evaluator import Evaluation, Evaluator
-from services.learner.inference import InferenceLoop
+from services.learner.inference import InferenceLoop, Policy
 from services.learner.networks import registry
 from services.learner.recordings import Recordings
+from services.learner.self_play import SelfPlay
 from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS, StepStore, StoreLayout
 from services.learner.trainer import Trainer
@@ -73,6 +74,7 @@ class LearnerService:
             self._reports.registry,
             self._transport.leases.roles,
             self._config.evaluation.episodes if evaluation is None else None,
+            self._config.opponent_agents,
         )
         self._build_lock = threading.Lock()
         self._spec: EnvironmentSpec | None = None
@@ -181,7 +183,7 @@ class LearnerService:
         self._reports.close(self)
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
-        spec = join.check(request, self._config.max_slots)
+        spec = join.check(request, self._config.max_slots, self._config.opponent_agents)
         if self._evaluation is not None and request.role != inference_pb2.ACTOR_ROLE_EVALUATION:
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
@@ -230,8 +232,11 @@ class LearnerService:
         self._cpu_time = CpuTime()
         if self._restored is not None:
             self._restore(agent, self._restored, spec)
+        policy: Policy = agent
+        if cfg.self_play is not None:
+            policy = SelfPlay(agent, cfg.self_play, leases, cfg.seed)
         inference = InferenceLoop(
-            cfg, store, self._transport, agent, state, assembler, self._statistics, self._cpu_time
+            cfg, store, self._transport, policy, state, assembler, self._statistics, self._cpu_time
         )
         self._threads = [
             threading.Thread(target=self._infer, args=(inference,), name="inference", daemon=True),

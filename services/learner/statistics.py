@@ -88,6 +88,7 @@ class Statistics:
         registry: CollectorRegistry,
         roles: npt.NDArray[np.uint8],
         evaluation_episodes: int | None = None,
+        opponent_agents: int = 0,
     ) -> None:
         """Starts at zero.
 
@@ -96,6 +97,7 @@ class Statistics:
           registry: For the histograms.
           roles: uint8 [slots], `Role`s.
           evaluation_episodes: How many to keep of evaluation slots; None: all.
+          opponent_agents: Agents of each environment whose steps are not trained on.
         """
         self.slots = slots
         self.steps = 0
@@ -113,6 +115,7 @@ class Statistics:
         )
         self.evaluated = 0
         self._roles = roles
+        self._opponent_agents = opponent_agents
         self._return = np.zeros(slots)
         self._length = np.zeros(slots, np.int64)
         self._fill = 0.0
@@ -171,7 +174,7 @@ class Statistics:
                     evaluation.Episode(slot, total, length, level, values)
                 )
                 self.evaluated += 1
-            else:
+            elif self._roles[slot] == Role.TRAINING:
                 self.episodes += 1
                 self.ended_episodes.append((total, length))
         fill = min(1.0, len(slots) / batch_size)
@@ -223,7 +226,7 @@ class Statistics:
     def add_steps(self, steps: int, spec: EnvironmentSpec) -> None:
         """Counts steps taken into training: each agent's, so an environment's may be several."""
         self.steps += steps
-        frames = self.steps * spec.frames_per_step // spec.agents
+        frames = self.steps * spec.frames_per_step // (spec.agents - self._opponent_agents)
         self._frame_rate.add(frames - self.frames)
         self.frames = frames
 

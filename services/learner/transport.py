@@ -44,6 +44,10 @@ _STOP_SECONDS = 5.0
 # A front end that dies so often without a minute between cannot live here.
 _MAX_DEATHS_IN_A_ROW = 8
 _CALM_SECONDS = 60.0
+# A front end is given up like any other silent peer, but not for a machine that is busy.
+_LEAST_PATIENCE_SECONDS = 5.0
+# A control thread that was away for longer has been stopped, and has heard of nobody meanwhile.
+_AWAY_SECONDS = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +56,8 @@ class _FrontEnd:
     process: subprocess.Popen[bytes]
     control: socket.socket
     started: float
+    # When it was last heard of; None before the first time, which its start delays.
+    heard: float | None = None
 
 
 class Transport:
@@ -86,7 +92,11 @@ class Transport:
           OSError: Another process serves on the port, or a certificate cannot be read.
         """
         self.lock = FairLock()
-        self.leases = LeaseTable(config.max_slots, config.lease_grace_seconds)
+        self.leases = LeaseTable(
+            config.max_slots,
+            config.lease_grace_seconds,
+            opponent_agents=config.opponent_agents,
+        )
         self._config = config
         self._check_join = check_join
         self._status = status
@@ -198,19 +208,42 @@ class Transport:
                 selector.register(front_end.control, selectors.EVENT_READ, index)
             self._started.set()
             restarts: dict[int, float] = {}
+            looked = time.monotonic()
             while not self._stopping.is_set():
                 if self.leases.expired():  # GetStatus shall not wait for a batch without need
                     with self.lock:
                         self.leases.expire()
-                for key, _ in selector.select(timeout=0.2):
-                    if not self._serve(key.data):
-                        selector.unregister(key.fileobj)
-                        restarts[key.data] = time.monotonic() + self._bury(key.data)
+                gone = [
+                    key.data for key, _ in selector.select(timeout=0.2) if not self._serve(key.data)
+                ]
+                away, looked = time.monotonic() - looked, time.monotonic()
+                gone += [i for i in self._silent(away) if i not in gone and i not in restarts]
+                for index in gone:
+                    selector.unregister(self._front_ends[index].control)
+                    restarts[index] = time.monotonic() + self._bury(index)
                 for index in [i for i, at in restarts.items() if at <= time.monotonic()]:
                     del restarts[index]
                     self._revive(index)
                     control_end = self._front_ends[index].control
                     selector.register(control_end, selectors.EVENT_READ, index)
+
+    def _silent(self, away_seconds: float) -> list[int]:
+        """Front ends that were not heard of for too long.
+
+        Args:
+          away_seconds: Since this was last asked.
+        """
+        patience = max(_LEAST_PATIENCE_SECONDS, 2 * self._config.keepalive_seconds)
+        silent = []
+        for index, front_end in enumerate(self._front_ends):
+            if front_end.heard is None:
+                continue
+            if away_seconds > _AWAY_SECONDS:
+                front_end.heard = time.monotonic()
+            if time.monotonic() - front_end.heard > patience:
+                _log.error("front end %d has been silent for %.0f s", index, patience)
+                silent.append(index)
+        return silent
 
     def _spawn(self, index: int) -> _FrontEnd:
         while len(self._answer_fds) <= index:
@@ -246,6 +279,7 @@ class Transport:
     def _bury(self, index: int) -> float:
         """Takes a dead front end out of service; returns the seconds to wait before the next."""
         front_end = self._front_ends[index]
+        front_end.heard = None
         front_end.process.kill()
         status = front_end.process.wait()
         with self.lock:  # no answer is under way to it
@@ -287,7 +321,10 @@ class Transport:
         if received is None:
             return False
         message, _ = received
+        self._front_ends[index].heard = time.monotonic()
         status, payload = 0, b""
+        if message.method is Method.ALIVE:
+            return True
         if message.method is Method.JOIN:
             # A thread of its own: the first Join waits for the network to be built.
             threading.Thread(
@@ -349,6 +386,7 @@ class Transport:
                 slots_per_group,
                 request.lease_token,
                 roles.from_proto(request.role),
+                spec.agents,
             )
             for group in lease.groups:
                 store.group_epoch[group.number] = group.epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ class VtraceAgent(agent.Agent):
         Args:
           config: The learner's settings.
           spec: What the environments look like.
-          roles: uint8 [slots], `Role`s: with `evaluation.greedy` those that are not trained on
-            take the most probable action.
+          roles: uint8 [slots], `Role`s: with `evaluation.greedy` those that are evaluated take
+            the most probable action.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
@@ -35,7 +36,8 @@ class VtraceAgent(agent.Agent):
         self._distribution = distributions.for_action_spec(spec.action)
         self._roles = roles
         size = self._distribution.parameter_size
-        super().__init__(config, spec, ActorCriticHead(size), size, config.unroll_length + 1)
+        make_head = functools.partial(ActorCriticHead, size)
+        super().__init__(config, spec, make_head, size, config.unroll_length + 1)
         self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
         self._trace(trainable=("network", "entropy_cost"))
 
@@ -45,7 +47,7 @@ class VtraceAgent(agent.Agent):
     def _explore(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         if not self._config.evaluation.greedy:
             return super()._explore(slots)
-        draws: npt.NDArray[np.float32] = (self._roles[slots] == Role.TRAINING).astype(np.float32)
+        draws: npt.NDArray[np.float32] = (self._roles[slots] != Role.EVALUATION).astype(np.float32)
         return draws
 
     def _choose(

@@ -84,7 +84,9 @@ def _launch(
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LaunchError(f"{run}: another seedpod runs in this folder") from None
-        return _launch_locked(experiment, run, screen, learner_arguments)
+        # First of all: a port that is taken must leave the folder as it is.
+        with _page(experiment.local, run, screen):
+            return _launch_locked(experiment, run, screen, learner_arguments)
 
 
 def _launch_locked(
@@ -105,8 +107,7 @@ def _launch_locked(
 
     previous = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _page(experiment.local, run, screen):
-            summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
+        summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -128,6 +128,10 @@ class RenewingChannel:
         """See `grpc.aio.Channel.unary_unary`."""
         return functools.partial(self._call, "unary_unary", method, arguments)
 
+    def stream_unary(self, method: str, **arguments: Any) -> Callable[..., Any]:
+        """See `grpc.aio.Channel.stream_unary`."""
+        return functools.partial(self._call, "stream_unary", method, arguments)
+
     def stream_stream(self, method: str, **arguments: Any) -> Callable[..., Any]:
         """See `grpc.aio.Channel.stream_stream`."""
         return functools.partial(self._call, "stream_stream", method, arguments)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pathlib
 import subprocess
 import uuid
 from typing import Any
 
 import grpc
+import trustme
 
-from services.shared import rpc
+from services.shared import config, rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.certificates import write_certificate
 from tests.e2e import runs
 
 SERVICES = ("learner", "actor", "replay")
@@ -20,6 +23,11 @@ LEARNER_PORT = 50051
 # What the restricted Pod Security Standard asks for, and a root file system that is read-only.
 HARDENED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
 _STOP_SECONDS = 30
+_TLS = "/etc/seedpod-tls"
+_TLS_SETTING = (
+    f"{{certificate: {_TLS}/tls.crt, key: {_TLS}/tls.key, authority: {_TLS}/ca.crt,"
+    " clients: {actor: [actor], learner: [learner]}}"
+)
 
 
 def docker(*arguments: str, timeout: float = 60) -> str:
@@ -54,9 +62,11 @@ class Container:
 
     Attributes:
       name: Docker's name for it.
+      tls: What its status is asked with.
     """
 
     name: str
+    tls: config.TlsConfig | None = None
 
     def logs(self) -> str:
         """Everything on stdout and stderr so far."""
@@ -92,6 +102,10 @@ class Container:
         """Those of the container: `PID STATE COMMAND`."""
         return docker("top", self.name, "-eo", "pid,stat,args").splitlines()[1:]
 
+    def address(self) -> str:
+        """Where a learner answers, on this machine."""
+        return docker("port", self.name, f"{LEARNER_PORT}/tcp").splitlines()[0]
+
     def status(self) -> inference_pb2.GetStatusResponse | None:
         """What a learner says of itself; None while it does not answer.
 
@@ -99,8 +113,7 @@ class Container:
           AssertionError: It has ended.
         """
         assert self.state()["Running"], f"{self.name} has ended:\n{self.logs()}"
-        address = docker("port", self.name, f"{LEARNER_PORT}/tcp").splitlines()[0]
-        with rpc.channel(address) as channel:
+        with rpc.channel(self.address(), tls=self.tls) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             try:
                 answer: inference_pb2.GetStatusResponse = stub.GetStatus(
@@ -125,8 +138,17 @@ class System:
         """
         self._name = f"seedpod-test-{uuid.uuid4().hex[:8]}"
         self._experiment = experiment
+        self._certificates: pathlib.Path | None = None
+        self._tls: config.TlsConfig | None = None
         self._label = f"seedpod-test={self._name}"
         docker("network", "create", f"--label={self._label}", self._name)
+
+    def use_tls(self, folder: pathlib.Path) -> None:
+        """Gives each service a certificate of its own, and says who may call whom."""
+        authority = trustme.CA()
+        self._certificates = folder
+        for service in SERVICES:
+            self._tls = write_certificate(folder / service, authority, service)
 
     def volume(self) -> str:
         """Makes a volume and returns its name."""
@@ -167,12 +189,15 @@ class System:
     def _run(self, service: str, options: list[str], settings: tuple[str, ...]) -> Container:
         name = f"{self._name}-{service}-{uuid.uuid4().hex[:4]}"
         placed = (f"--name={name}", f"--network={self._name}", f"--network-alias={service}")
+        if self._certificates is not None:
+            options = [*options, f"--volume={self._certificates / service}:{_TLS}:ro"]
+            settings = (*settings, f"{service}.tls={_TLS_SETTING}")
         given = (f"--set={setting}" for setting in settings)
         docker(
             *("run", "--detach", f"--label={self._label}", *placed, *HARDENED, *options),
             *(image(service), f"--experiment={self._experiment}", *given),
         )
-        return Container(name)
+        return Container(name, self._tls)
 
 
 def wait_for_status(

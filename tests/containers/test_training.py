@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import pathlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -57,13 +59,17 @@ def test_football(system: Make) -> None:
     assert not actor.state()["OOMKilled"]
 
 
-def test_memory_with_replay(system: Make) -> None:
+def test_memory_with_replay_over_tls(system: Make, tmp_path: pathlib.Path) -> None:
     memory = system("memory-r2d2")
+    memory.use_tls(tmp_path)
     learner = memory.learner("learner.r2d2.replay_addresses=[replay:50052]")
     actor = memory.actor()
     replay = memory.replay()
     first = docker.wait_for_status(learner, "updates", 0)
     docker.wait_for_status(learner, "updates", first.updates + 20)
+    stranger = dataclasses.replace(learner, tls=None)
+    assert stranger.status() is None
+    assert learner.status() is not None
     assert [service.stop() for service in (learner, actor, replay)] == [0, 0, 0]
     end = summary(learner)
     assert end["updates"] > first.updates + 20

@@ -196,6 +196,11 @@ def scrape(run: pathlib.Path) -> dict[tuple[str, str], float]:
     (url,) = wait_for(
         lambda: pattern.findall((run / "learner.log").read_text())[-1:], "the metrics' address"
     )
+    return read_metrics(url)
+
+
+def read_metrics(url: str) -> dict[tuple[str, str], float]:
+    """The metrics that are served there: values by name and the values of the labels, joined."""
     with urllib.request.urlopen(url, timeout=10) as response:
         text = response.read().decode()
     return {

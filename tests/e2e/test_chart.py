@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.local.report.history import History
 from services.shared import rpc
 from tests.e2e import runs
 from tests.integration.replay_server import free_port
@@ -63,8 +67,33 @@ class Pods:
     def start(self, component: str) -> None:
         with (self._folder / f"{component}.log").open("wb") as log:
             self.processes[component] = subprocess.Popen(
-                self.command(component), stdout=log, stderr=log
+                self.command(component), stdout=log, stderr=log, env=self._environment(component)
             )
+
+    def _environment(self, component: str) -> dict[str, str]:
+        """Ours, and what the chart sets; the image's code is in /app."""
+        variables = chart.container(self.objects, component)["env"]
+        given = {v["name"]: v["value"] for v in variables if "value" in v}
+        here = {"/app": str(chart.ROOT), "/opt/": f"{self._folder}/"}
+        for name, value in given.items():
+            for there, folder in here.items():
+                value = value.replace(there, folder)
+            given[name] = value
+        return {**os.environ, **given}
+
+    def end(self) -> None:
+        """Ends them as the cluster does: SIGTERM, and the time that a pod has."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        for component, process in self.processes.items():
+            grace = chart.pods(self.objects)[component]["terminationGracePeriodSeconds"]
+            assert process.wait(timeout=grace) == 0, self.log(component)
+
+    def kill(self) -> None:
+        """Ends what is still there."""
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
 
     def log(self, component: str) -> str:
         return (self._folder / f"{component}.log").read_text()
@@ -125,16 +154,46 @@ def test_the_pods_train_together_and_end_in_order(
         assert "gave a sequence of" in selftest.stderr
         evaluation = "4 slots from 60 on, for EVALUATION"
         runs.wait_for(lambda: evaluation in pods.log("learner"), "the evaluator")
-        for component in reversed(SERVICES):
-            pods.processes[component].send_signal(signal.SIGTERM)
-        for component, process in pods.processes.items():
-            grace = chart.pods(pods.objects)[component]["terminationGracePeriodSeconds"]
-            assert process.wait(timeout=grace) == 0, pods.log(component)
+        pods.end()
     finally:
-        for process in pods.processes.values():
-            process.kill()
-            process.wait()
+        pods.kill()
     data = tmp_path / "data" / "memory-r2d2"
     assert list((data / "checkpoints").glob("checkpoint-*"))
     assert list((data / "tensorboard").iterdir())
     assert list((data / "replay").iterdir())
+
+
+def _frames(events: pathlib.Path) -> int:
+    history = History(events)
+    history.update()
+    return history.frames
+
+
+def test_an_environment_and_a_network_of_ones_own_come_from_a_volume(
+    tmp_path: pathlib.Path,
+) -> None:
+    values = chart.ROOT / "examples" / "kubernetes" / "values.yaml"
+    objects = chart.render(f"--values={values}")
+    chart.validate(objects)
+    # What the ConfigMap holds is where the pods mount it, and nowhere else.
+    mounts = {
+        component: [m["mountPath"] for m in chart.container(objects, component)["volumeMounts"]]
+        for component in ("actor", "learner")
+    }
+    assert all("/opt/own" in paths for paths in mounts.values())
+    (tmp_path / "own").mkdir()
+    for name in ("corridor.py", "small_network.py"):
+        shutil.copy(chart.ROOT / "examples" / name, tmp_path / "own")
+    pods = Pods(tmp_path, objects)
+    data = tmp_path / "data" / "corridor"
+    try:
+        for component in ("actor", "learner"):
+            pods.start(component)
+        runs.wait_for(lambda: pods.probe("learner", "readiness"), "the learner")
+        runs.wait_for(lambda: _frames(data / "tensorboard") > 1000, "1000 frames")
+        pods.end()
+    finally:
+        pods.kill()
+    (saved,) = (data / "checkpoints").glob("checkpoint-*")
+    # A one-hot of the corridor's 9 places, into a layer of the size that the values ask for.
+    assert np.load(saved / "variables.npz")["network/entry/kernel"].shape == (9, 32)

@@ -63,6 +63,19 @@ def test_two_agents_with_stacked_images(tmp_path: pathlib.Path) -> None:
     assert counters["frames"] <= stepped <= counters["frames"] + 3 * 8 * 4 + 8
 
 
+def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
+    counters = trains(
+        tmp_path,
+        "StackedPair",
+        f"--set=actor.environment_arguments={{journal: {tmp_path / 'journal'}}}",
+        "--set=learner.network={name: impala_shallow, arguments: {lstm_size: 16}}",
+        "--set=learner.self_play={newest_share: 0.2, pool_size: 2, snapshot_period: 4}",
+        frames=200,
+    )
+    # What the opponent sees is not trained on, so a step of the environment is one agent's step.
+    assert counters["frames"] == counters["steps"]
+
+
 def test_an_unsupported_space_ends_the_run_by_name(tmp_path: pathlib.Path) -> None:
     process = runs.start(
         tmp_path, "cartpole", "--set=actor.environment=tests.e2e.environments:text"

@@ -92,6 +92,23 @@ def test_a_run_trains_over_mutual_tls_and_refuses_strangers(tmp_path: pathlib.Pa
     assert ask_replay(replay, tls).tables[0].items > 0
     with pytest.raises(grpc.RpcError):
         ask_learner(learner, write_certificate(tmp_path / "old", authority))
+    # Nor need the clients be restarted: the learner comes back to replay, the actor to the learner.
+    for module in ("services.replay", "services.learner.front_end"):
+        (victim,) = runs.descendants(process.pid, module)
+        victim.kill()
+        before = updates()
+        runs.wait_for(lambda before=before: updates() > before + 5, f"training without {module}")  # type: ignore[misc]
+    actor = (runs.folder(tmp_path / "runs") / "actor-0.log").read_text()
+    assert actor.count("leased 16 slots") == 1
+    assert "the certificate was renewed" in actor
+
+    # Neither the keys nor the leases' tokens are in what a run leaves behind.
+    key = (tmp_path / "tls" / "tls.key").read_text().splitlines()[1]
+    for path in (tmp_path / "runs").rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert key.encode() not in data, path
+            assert b"PRIVATE KEY" not in data, path
 
     assert runs.interrupt(process, group=False) < 30
     runs.finish(process)

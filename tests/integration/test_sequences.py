@@ -84,8 +84,8 @@ class Learner:
         self._thread.start()
         self.records = 0
 
-    def play(self, records: int, incarnation: int = 1) -> None:
-        """Record n of slot s shows frame n + 100 s and has reward n."""
+    def play(self, records: int, incarnation: int = 1, bad: int = -1) -> None:
+        """Record n of slot s shows frame n + 100 s and has reward n, NaN if it is the bad one."""
         first = self.records if incarnation > 1 else 0
         for _ in range(records):
             deadline = time.monotonic() + TIMEOUT
@@ -95,7 +95,8 @@ class Learner:
             n = self.records
             step_type = {0: FIRST, EPISODE - 1: LAST}.get((n - first) % EPISODE, MID)
             frame: Any = n + 100 * np.arange(len(self.group.slots))
-            self.harness.send(self.group, step_type, frame[:, None], float(n), incarnation)
+            reward = np.nan if n == bad else float(n)
+            self.harness.send(self.group, step_type, frame[:, None], reward, incarnation)
             self.harness.loop.step()
             self.records += 1
 
@@ -195,6 +196,18 @@ def test_no_sequence_mixes_incarnations(make: Make) -> None:
     found = sampled(learner, 3)
     assert [check_sequence(*f) for f in found[:3]] == [0, 2, 4]
     assert [check_sequence(*f, first=12) for f in found[3:]] == [12, 14, 16]
+
+
+def test_sequences_that_are_not_finite_are_dropped(make: Make) -> None:
+    learner = make()
+    learner.play(RECORDS + 2 * PERIOD, bad=5)
+    # In the unroll of two sequences of each slot, from 2 to 6 and from 4 to 8, then in a burn-in.
+    learner.wait_sent(6)
+    assert (learner.sender.dropped, learner.sender.sent) == (4, 2)
+    # Each has the two steps of its last run.
+    assert learner.sender.dropped_steps == 8
+    assert learner.sender.steps_in_hand == 0
+    assert not learner.failures
 
 
 def test_inference_goes_on_while_replay_is_away(
@@ -349,8 +362,6 @@ def test_priorities_go_back(make: Make, tmp_path: pathlib.Path) -> None:
         assert batch is not None
         assert batch.weights is not None
         assert batch.weights.max() == 1.0
-        # A skipped update says nothing about its sequences.
-        source.done(Update({"skipped": 1.0}, np.array([np.nan, np.nan], np.float32)))
         total = server.status().total_priority
         for _ in range(6):  # until both were drawn
             assert source.next(lambda: False) is not None
@@ -358,6 +369,13 @@ def test_priorities_go_back(make: Make, tmp_path: pathlib.Path) -> None:
         deadline = time.monotonic() + TIMEOUT
         while server.status().total_priority != pytest.approx(2 * 7**0.9):
             assert time.monotonic() < deadline, (total, server.status().total_priority)
+            time.sleep(0.02)
+        # What is not finite is not sampled again; the batch has one of the two, or both.
+        assert source.next(lambda: False) is not None
+        source.done(Update({"skipped": 1.0}, np.array([np.nan, np.nan], np.float32)))
+        left = pytest.approx(7**0.9), pytest.approx(0.0)
+        while server.status().total_priority not in left:
+            assert time.monotonic() < deadline, server.status().total_priority
             time.sleep(0.02)
         assert source.next(lambda: True) is None
     finally:

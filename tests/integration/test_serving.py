@@ -23,7 +23,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.learner.step_store import COUNTERS
-from services.learner.transport import Transport
+from services.learner.transport import JoinHandler, Transport
 from services.shared import rpc, wire
 from services.shared.config import LearnerConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -37,7 +37,9 @@ TIMEOUT = 20.0
 class Learner:
     """Transport, front ends and inference loop around the counting policy of the unit tests."""
 
-    def __init__(self, slots: int = 8, **settings: object) -> None:
+    def __init__(
+        self, slots: int = 8, check_join: JoinHandler = lambda _: None, **settings: object
+    ) -> None:
         config = LearnerConfig.model_validate(
             {
                 "address": "127.0.0.1:0",
@@ -51,7 +53,7 @@ class Learner:
         self.recordings = pathlib.Path(tempfile.mkdtemp()) / "videos"
         self.transport = Transport(
             config,
-            lambda _: None,
+            check_join,
             inference_pb2.GetStatusResponse,
             lambda: self.recordings,
             print,
@@ -99,11 +101,13 @@ class Learner:
 class Stream:
     """One Act stream."""
 
-    def __init__(self, learner: Learner, token: str, group: int | str = 0) -> None:
+    def __init__(
+        self, learner: Learner, token: str, group: int | str = 0, timeout: float = TIMEOUT
+    ) -> None:
         self._requests: queue.SimpleQueue[ActRequest | None] = queue.SimpleQueue()
         metadata = ((rpc.LEASE_METADATA, token), (rpc.GROUP_METADATA, str(group)))
         self._call = learner.stub.Act(
-            iter(self._requests.get, None), metadata=metadata, timeout=TIMEOUT, wait_for_ready=True
+            iter(self._requests.get, None), metadata=metadata, timeout=timeout, wait_for_ready=True
         )
 
     def send(self, request: ActRequest) -> None:
@@ -192,8 +196,14 @@ def test_a_join_that_is_given_up_leases_nothing() -> None:
             with pytest.raises(grpc.RpcError) as error:
                 learner.stub.Join(join, timeout=0.5)
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        free_leases(learner)
-        assert learner.join()
+        deadline = time.monotonic() + TIMEOUT
+        while True:  # it may be granted only now, and is given back then
+            try:
+                assert learner.join()
+                return
+            except grpc.RpcError:
+                assert time.monotonic() < deadline, "the slots stay leased"
+                time.sleep(0.05)
 
 
 def test_a_token_gives_the_slots_again_and_the_groups_begin_anew(learner: Learner) -> None:
@@ -315,6 +325,21 @@ def test_a_killed_front_end_is_replaced_and_actors_go_on() -> None:
         assert answer is not None
         assert answer.sequence == 2
         stream.end()
+
+
+def test_a_stopped_front_end_is_replaced() -> None:
+    with contextlib.closing(Learner(keepalive_seconds=0.5)) as learner:
+        token = learner.join()
+        stream = Stream(learner, token)
+        stream.step(request(1, FIRST))
+        stopped = learner.transport._front_ends[0].process
+        stopped.send_signal(signal.SIGSTOP)
+        assert stopped.wait(TIMEOUT) == -signal.SIGKILL
+        with pytest.raises(grpc.RpcError):
+            stream.receive()
+        again = Stream(learner, token)
+        assert again.step(request(2, MID, frame=5)).sequence == 2
+        again.end()
 
 
 def test_a_stopped_actor_is_noticed() -> None:

@@ -36,7 +36,7 @@ def _chain_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 # Uncompiled, the chain would be slower than what it replaces.
-_gradient = tf.function(_chain_gradient, jit_compile=True)
+_gradient = tf.function(_chain_gradient, jit_compile=True, autograph=False)
 
 
 def _maxima_of_three(x: tf.Tensor, axis: int) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ _COLORS = 8
 _INTERVALS = 300
 _COST_INTERVALS = 100
 PARTS = ("environment", "actor", "front_ends", "inference", "training", "learner_other", "replay")
-_LIMITS = ("environment", "inference", "training", "replay")
+LIMITS = ("environment", "inference", "training", "replay")
 
 
 class Quantity(NamedTuple):
@@ -36,6 +37,9 @@ class Quantity(NamedTuple):
 
 
 RETURN = Quantity("episode/mean_return", "Return", "mean of the last 100 training episodes")
+EVALUATION = Quantity(
+    "evaluation/mean_return", "Return in evaluation", "mean of the newest episodes"
+)
 LENGTH = Quantity("episode/mean_length", "Episode length", "steps, mean of the last 100", zero=True)
 SPEED = Quantity("speed/frames_per_second", "Throughput", "environment frames/s", zero=True)
 LOSSES = (
@@ -117,10 +121,13 @@ def cost(run: Run, id_: str) -> dict[str, Any] | None:
 
 def _rows_with_frames(series: Series) -> list[int]:
     """Rows of a session, not too many, with not too few frames between them."""
+    share = np.ptp(series.frames) / _COST_INTERVALS if len(series.frames) else 0
     kept: list[int] = []
+    newest = -math.inf
     for row, frames in enumerate(series.frames.tolist()):
-        if not kept or frames - series.frames[kept[-1]] > np.ptp(series.frames) / _COST_INTERVALS:
+        if frames - newest > share:
             kept.append(row)
+            newest = frames
     return kept
 
 
@@ -138,7 +145,7 @@ def bottleneck(runs: Sequence[Run]) -> dict[str, Any] | None:
         "title": "Bottleneck",
         "note": "what limits throughput",
         "x": {"label": "time at work", "unit": "seconds"},
-        "series": [_part(_LIMITS[part]) for part in shown],
+        "series": [_part(LIMITS[part]) for part in shown],
         "rows": rows,
     }
 
@@ -148,9 +155,9 @@ def _strip(run: Run) -> dict[str, Any] | None:
     end: list[float] = []
     part: list[int] = []
     for session in run.history.parts("bottleneck/"):
-        columns = [session[p].values for p in _LIMITS if p in session]
+        columns = [session[p].values for p in LIMITS if p in session]
         first = next(iter(session.values()))
-        if len(columns) != len(_LIMITS) or len(first.seconds) < 2:
+        if len(columns) != len(LIMITS) or len(first.seconds) < 2:
             continue
         # What a record names has limited since the record before.
         limits = np.argmax(np.stack(columns), axis=0)[1:]

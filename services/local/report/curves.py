@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from services.local.report.history import FloatArray, Series
 from services.local.report.run import Run
@@ -17,7 +19,7 @@ _POINTS = 600
 _GRID_POINTS = 200
 _NAME_CHARACTERS = 60  # are not too many for a legend
 # Last words of settings' names: seeds, and where a run was, which is another place for each.
-_NOT_COMPARED = ("seed", "address", "addresses", "directory", "host", "port")
+_NOT_COMPARED = ("seed", "address", "addresses", "directory", "host", "path", "port")
 
 
 class Curve(NamedTuple):
@@ -113,7 +115,10 @@ def setting_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, dict):
-        value = {key: item for key, item in value.items() if item is not None}
+        set_ = {key: item for key, item in value.items() if item is not None}
+        return yaml.safe_dump(
+            set_, default_flow_style=True, sort_keys=False, width=math.inf
+        ).strip()
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -6,10 +6,10 @@ and that message's checksum (uint32). The learner writes one file each time it s
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import pathlib
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -20,8 +20,7 @@ _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """One value.
 
     Attributes:
@@ -58,30 +57,30 @@ class EventFile:
         """
         if self._damaged:
             return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
         scalars: list[Scalar] = []
-        at = 0
-        while at + _HEADER.size <= len(data):
-            length, _ = _HEADER.unpack_from(data, at)
-            end = at + _HEADER.size + length + _FOOTER_BYTES
-            if end > len(data):
-                break
-            try:
-                event = event_pb2.Event.FromString(data[at + _HEADER.size : end - _FOOTER_BYTES])
-            except DecodeError:
-                self._damaged = True
-                break
-            if self._began is None:
-                self._began = event.wall_time
-            seconds = event.wall_time - self._began
-            for value in event.summary.value:
-                if (number := _number(value)) is not None:
-                    scalars.append(Scalar(value.tag, event.step, seconds, number))
-            at = end
-        self._offset += at
+        with self._path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(self._offset)
+            while len(header := file.read(_HEADER.size)) == _HEADER.size:
+                length, _ = _HEADER.unpack(header)
+                if file.tell() + length + _FOOTER_BYTES > size:
+                    break
+                try:
+                    event = event_pb2.Event.FromString(file.read(length))
+                except DecodeError:
+                    self._damaged = True
+                    break
+                file.seek(_FOOTER_BYTES, os.SEEK_CUR)
+                self._offset = file.tell()
+                scalars += self._scalars(event)
         return scalars
+
+    def _scalars(self, event: Any) -> list[Scalar]:
+        if self._began is None:
+            self._began = event.wall_time
+        seconds = event.wall_time - self._began
+        numbers = ((value.tag, _number(value)) for value in event.summary.value)
+        return [Scalar(tag, event.step, seconds, n) for tag, n in numbers if n is not None]
 
 
 def _number(value: Any) -> float | None:

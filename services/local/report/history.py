@@ -119,7 +119,11 @@ class History:
 
     def series(self, tag: str) -> Series:
         """The values of a tag; empty if it was never recorded."""
-        found = [session[tag] for session in self._kept() if tag in session]
+        found = [
+            session.columns[tag].series(offset, limit)
+            for session, offset, limit in self._kept()
+            if tag in session.columns
+        ]
         if not found:
             return Series(np.empty(0, np.int64), np.empty(0), np.empty(0))
         return Series(
@@ -135,10 +139,10 @@ class History:
           For each session the series by part, all of one length.
         """
         sessions = []
-        for session in self._kept():
+        for session, offset, limit in self._kept():
             parts = {
-                tag.removeprefix(prefix): series
-                for tag, series in session.items()
+                tag.removeprefix(prefix): column.series(offset, limit)
+                for tag, column in session.columns.items()
                 if tag.startswith(prefix)
             }
             if parts:
@@ -147,12 +151,11 @@ class History:
                 sessions.append({part: series.head(n) for part, series in parts.items()})
         return sessions
 
-    def _kept(self) -> Iterator[dict[str, Series]]:
-        """The series of each session, without what is lost."""
+    def _kept(self) -> Iterator[tuple[_Session, float, int]]:
+        """Each session, when it began, and up to how many frames it was not lost."""
         sessions = list(self._sessions.values())
         offset = 0.0
         for i, session in enumerate(sessions):
             begins = [s.first_step for s in sessions[i + 1 :] if s.first_step is not None]
-            limit = min(begins, default=session.last_step)
-            yield {tag: c.series(offset, limit) for tag, c in session.columns.items()}
+            yield session, offset, min(begins, default=session.last_step)
             offset += session.seconds

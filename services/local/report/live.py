@@ -1,9 +1,9 @@
 """Serves the page of a run under way, from a thread of the launcher.
 
-    browser -> / -> /page.json, every two seconds -> /videos/NAME, when there is a new one
+    browser -> / -> /page.json, every two seconds -> /videos/NAME, where there is a new one
 
-It must not disturb training, whatever browsers do: it runs at the lowest priority, makes the page
-at most once a second, lets only so many connections in, and waits for none of them for long.
+It must not disturb training, whatever browsers do: it runs at a low priority, spends little of the
+time on making the page, lets only so many connections in, and waits for none of them for long.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from services.shared.config import LocalConfig
 _MAX_CONNECTIONS = 16
 _TIMEOUT_SECONDS = 10.0
 _CACHE_SECONDS = 1.0
-_LOWEST_PRIORITY = 19
+# After days there is much to read; a pause so many times as long leaves a twentieth of a core.
+_PAUSE = 20
+# Training takes all cores: at the very lowest priority the page would wait for seconds.
+_NICENESS = 5
 _log = logging.getLogger(__name__)
 
 
@@ -81,27 +84,30 @@ class _Source:
         self._values = values
         self._lock = threading.Lock()
         self._made = b""
-        self._made_at = -_CACHE_SECONDS
+        self._make_again_at = time.monotonic()
         self.html = page.live_html().encode()
 
     def json(self) -> bytes:
-        """The page's blocks, at most a second old."""
+        """The page's blocks, as a rule not older than a second."""
         with self._lock:
-            if time.monotonic() - self._made_at >= _CACHE_SECONDS:
+            if time.monotonic() >= self._make_again_at:
+                began = time.thread_time()
                 self._run.history.update()
                 document = page.live(self._run, self._values())
                 self._made = json.dumps(document, allow_nan=False).encode()
-                self._made_at = time.monotonic()
+                pause = max(_CACHE_SECONDS, _PAUSE * (time.thread_time() - began))
+                self._make_again_at = time.monotonic() + pause
             return self._made
 
     def video(self, name: str) -> pathlib.Path | None:
         """A video of the run by its name: only what is in the folder now, so no path leads out."""
-        return next((path for path in self._run.videos() if path.name == name), None)
+        return next((path for path in self._run.recordings() if path.name == name), None)
 
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False  # a browser that hangs does not hold up the run's end
+    request_queue_size = 64  # with 5 a browser's first connections would have to try again
 
     def __init__(self, address: tuple[str, int], source: _Source) -> None:
         self.source = source
@@ -115,8 +121,9 @@ class _Server(http.server.ThreadingHTTPServer):
 
     def run(self) -> None:
         """The body of the thread, whose priority the threads of connections inherit."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        thread = threading.get_native_id()
+        niceness = max(_NICENESS, os.getpriority(os.PRIO_PROCESS, thread))
+        os.setpriority(os.PRIO_PROCESS, thread, niceness)
         self.serve_forever(poll_interval=0.2)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -155,7 +162,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send("application/json", source.json())
         elif path.startswith("/videos/") and (video := source.video(path[len("/videos/") :])):
             with video.open("rb") as file:
-                self._head(run_folder.VIDEO_TYPES[video.suffix], os.fstat(file.fileno()).st_size)
+                self._head(
+                    run_folder.RECORDING_TYPES[video.suffix], os.fstat(file.fileno()).st_size
+                )
                 shutil.copyfileobj(file, self.wfile)
         else:
             self.send_error(http.HTTPStatus.NOT_FOUND)

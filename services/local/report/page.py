@@ -17,7 +17,7 @@ from typing import Any
 
 from services.local.report import charts, curves, tables
 from services.local.report.curves import Group
-from services.local.report.run import VIDEO_TYPES, Run
+from services.local.report.run import RECORDING_TYPES, Run
 
 _VIDEO_BYTES = 8 << 20
 _ALL_VIDEOS_BYTES = 32 << 20
@@ -31,8 +31,7 @@ def report(runs: Sequence[Run]) -> str:
     blocks = [
         tables.runs(groups),
         tables.differences(groups),
-        *_chart_blocks(groups),
-        _embedded_videos(runs),
+        *_chart_blocks(groups, tables.evaluations(runs), _embedded_videos(runs)),
     ]
     now = datetime.datetime.now().astimezone()
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -51,14 +50,16 @@ def live(run: Run, values: Mapping[str, str]) -> dict[str, Any]:
       run: Its history is up to date.
       values: What the live table in the terminal shows.
     """
-    newest = run.videos()[:1]
     videos = [
-        _video(path, f"videos/{path.name}?{path.stat().st_mtime_ns}", path.name) for path in newest
+        # The time tells a browser of a new file of the same name.
+        _video(path, f"videos/{path.name}?{path.stat().st_mtime_ns}", path.name)
+        for path in run.newest_recordings()
     ]
     blocks = [
         {"kind": "values", "id": "values", "title": "Now", "values": list(values.items())},
-        *_chart_blocks([Group(run.name, [run])]),
-        _videos_block(videos, []),
+        *_chart_blocks(
+            [Group(run.name, [run])], tables.evaluations([run]), _videos_block(videos, [])
+        ),
     ]
     return {
         "title": f"seedpod: {run.name}",
@@ -75,7 +76,8 @@ def live_html() -> str:
 # Charts.
 
 
-def _chart_blocks(groups: Sequence[Group]) -> list[Block | None]:
+def _chart_blocks(groups: Sequence[Group], *after_learning: Block | None) -> list[Block | None]:
+    """All charts, and other blocks after those of what was learned."""
     runs = [run for group in groups for run in group.runs]
     note = ""
     if any(len(group.runs) > 1 for group in groups):
@@ -83,7 +85,7 @@ def _chart_blocks(groups: Sequence[Group]) -> list[Block | None]:
             "A curve of several runs that differ by seeds only is their mean, and the band around"
             " it reaches from the lowest to the highest; dashed where not all have come so far."
         )
-    shown = (charts.RETURN, charts.LENGTH, charts.SPEED, *charts.LOSSES)
+    shown = (charts.RETURN, charts.EVALUATION, charts.LENGTH, charts.SPEED, *charts.LOSSES)
     tags = {tag for run in runs for tag in run.history.tags} - {q.tag for q in shown}
     others = sorted(t for t in tags if not t.startswith(("cpu_seconds/", "bottleneck/")))
     curves_legend = charts.legend(groups)
@@ -96,6 +98,7 @@ def _chart_blocks(groups: Sequence[Group]) -> list[Block | None]:
             [
                 charts.lines(groups, charts.RETURN),
                 charts.lines(groups, charts.RETURN, "seconds"),
+                charts.lines(groups, charts.EVALUATION),
                 charts.lines(groups, charts.LENGTH),
                 charts.lines(groups, charts.SPEED, "seconds"),
             ],
@@ -103,6 +106,7 @@ def _chart_blocks(groups: Sequence[Group]) -> list[Block | None]:
             note,
             wide=True,
         ),
+        *after_learning,
         _charts_block(
             "cost",
             "Cost and bottleneck",
@@ -153,23 +157,24 @@ def _charts_block(
 
 
 def _embedded_videos(runs: Sequence[Run]) -> Block | None:
-    """The newest video of each run, in the page itself, as far as there is room."""
+    """The newest videos and pictures of each run, in the page itself, as far as there is room."""
     videos, left_out, room = [], [], _ALL_VIDEOS_BYTES
     for run in runs:
-        found = run.videos()
-        fitting = [p for p in found if p.stat().st_size <= min(_VIDEO_BYTES, room)][:1]
-        for path in fitting:
-            data = base64.b64encode(path.read_bytes()).decode()
-            room -= path.stat().st_size
-            source = f"data:{VIDEO_TYPES[path.suffix]};base64,{data}"
-            videos.append(_video(path, source, f"{run.name}: {path.name}"))
-        if len(found) > len(fitting):
-            left_out.append(f"{len(found) - len(fitting)} of {run.folder / 'videos'}")
+        taken = 0
+        for path in run.newest_recordings(_VIDEO_BYTES):
+            data = path.read_bytes()
+            if len(data) <= room:
+                taken, room = taken + 1, room - len(data)
+                source = f"data:{RECORDING_TYPES[path.suffix]};base64,"
+                source += base64.b64encode(data).decode()
+                videos.append(_video(path, source, f"{run.name}: {path.name}"))
+        if rest := len(run.recordings()) - taken:
+            left_out.append(f"{rest} of {run.folder / 'videos'}")
     return _videos_block(videos, left_out)
 
 
 def _video(path: pathlib.Path, source: str, caption: str) -> dict[str, str]:
-    return {"source": source, "type": VIDEO_TYPES[path.suffix], "caption": caption}
+    return {"source": source, "type": RECORDING_TYPES[path.suffix], "caption": caption}
 
 
 def _videos_block(videos: list[dict[str, str]], left_out: list[str]) -> Block | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +16,12 @@ from services.local.process import LaunchError
 from services.local.report.history import History
 
 SUMMARY_FILE = "summary.json"
-# What browsers play, and how a page names it to them.
-VIDEO_TYPES = {".gif": "image/gif", ".mp4": "video/mp4", ".webm": "video/webm"}
+_EVALUATIONS_FILE = "evaluations.jsonl"
+_VIDEOS = {".gif": "image/gif", ".mp4": "video/mp4", ".webm": "video/webm"}
+_PICTURES = {".png": "image/png"}
+# What browsers show of a run's `videos`, and how a page names it to them.
+RECORDING_TYPES = {**_VIDEOS, **_PICTURES}
+_NEWEST_PICTURES = 2  # heat maps: of the ball, of the players
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +59,36 @@ class Run:
             return False
         return False
 
-    def videos(self) -> list[pathlib.Path]:
-        """What a browser can play of its videos, newest first."""
+    def evaluations(self) -> list[dict[str, Any]]:
+        """What evaluators beside training have reported, oldest first."""
+        try:
+            text = (self.folder / _EVALUATIONS_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return []
+        found = []
+        for line in text.splitlines():
+            try:
+                document = json.loads(line)
+            except ValueError:  # it is being written, or its writer was killed
+                continue
+            if isinstance(document, dict):
+                found.append(document)
+        return found
+
+    def recordings(self) -> list[pathlib.Path]:
+        """What a browser can show of its videos and pictures, newest first."""
         found = [
             path
-            for path in (self.folder / "videos").glob("*")
-            if path.suffix in VIDEO_TYPES and path.is_file() and not path.is_symlink()
+            for path in (self.folder / "videos").glob("[!.]*")
+            if path.suffix in RECORDING_TYPES and path.is_file() and not path.is_symlink()
         ]
         return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+
+    def newest_recordings(self, max_bytes: float = math.inf) -> list[pathlib.Path]:
+        """The newest video, and the newest pictures; none that is larger."""
+        found = [path for path in self.recordings() if path.stat().st_size <= max_bytes]
+        videos = [path for path in found if path.suffix in _VIDEOS][:1]
+        return videos + [path for path in found if path.suffix in _PICTURES][:_NEWEST_PICTURES]
 
 
 def read(folder: pathlib.Path, name: str) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ def runs(groups: Sequence[Group]) -> Block:
         "time at work": True,
         "return": True,
         "frames/s": True,
-        "CPU-s/1,000 frames": True,
+        "CPU-s/1k frames": True,
     }
     rows = []
     for i, group in enumerate(groups):
@@ -112,6 +113,71 @@ def differences(groups: Sequence[Group]) -> Block | None:
             for key, row in differing.items()
         ],
     }
+
+
+def evaluations(of: Sequence[Run]) -> Block | None:
+    """The newest evaluation of each run, as a whole and by level; None if there is none."""
+    newest = [(run, found[-1]) for run in of if (found := run.evaluations())]
+    if not newest:
+        return None
+    rows = [
+        (run.name, level, evaluation, figures)
+        for run, evaluation in newest
+        for level, figures in {"": evaluation, **_levels(evaluation)}.items()
+    ]
+    names = sorted({name for *_, figures in rows for name in _mapping(figures.get("values"))})
+    columns = ["run", "level", "at frames", "policy", "episodes", "return", "median", "length"]
+    return {
+        "kind": "table",
+        "id": "evaluations",
+        "title": "Evaluation",
+        "note": "The newest of each run; mean ± standard error over its episodes.",
+        "columns": columns + [name.replace("_", " ") for name in names],
+        "numeric": [name not in ("run", "level", "policy") for name in columns]
+        + [True] * len(names),
+        "rows": [
+            {
+                "cells": [
+                    name,
+                    level or "all",
+                    _figure(evaluation.get("frames"), "{:,}"),
+                    "greedy" if evaluation.get("greedy") else "drawn",
+                    _figure(figures.get("episodes"), "{:,}"),
+                    _mean(figures.get("mean_return"), figures.get("standard_error")),
+                    _figure(figures.get("median_return")),
+                    _figure(figures.get("mean_length")),
+                    *(_mean(*_pair(_mapping(figures.get("values")).get(n))) for n in names),
+                ]
+            }
+            for name, level, evaluation, figures in rows
+        ],
+    }
+
+
+def _levels(evaluation: dict[str, Any]) -> dict[str, Any]:
+    """Figures by level, where there are several."""
+    levels = _mapping(evaluation.get("levels"))
+    return {name: _mapping(f) for name, f in levels.items()} if len(levels) > 1 else {}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _pair(value: object) -> tuple[object, object]:
+    pair = _mapping(value)
+    return pair.get("mean"), pair.get("standard_error")
+
+
+def _mean(mean: object, error: object) -> str:
+    return _figure(mean) + ("" if error is None else f" ± {_figure(error)}")
+
+
+def _figure(value: object, text: str = "") -> str:
+    """A number of a file that anybody may have written."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return "-"
+    return text.format(value) if text else _number(float(value))
 
 
 def _number(value: float) -> str:

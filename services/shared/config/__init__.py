@@ -24,6 +24,7 @@ from services.shared.config.learner import (
     OptimizerConfig,
     R2d2Config,
     ScheduleConfig,
+    SelfPlayConfig,
     VtraceConfig,
 )
 from services.shared.config.replay import PersistenceConfig, ReplayConfig, TableConfig
@@ -45,6 +46,7 @@ __all__ = [
     "RecordingConfig",
     "ReplayConfig",
     "ScheduleConfig",
+    "SelfPlayConfig",
     "TableConfig",
     "TlsConfig",
     "VtraceConfig",

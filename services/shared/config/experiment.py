@@ -171,7 +171,7 @@ def _read(source: str) -> dict[str, Any]:
         raise ConfigError(f"experiment {source!r} is neither a .yaml file nor one of {presets()}")
     try:
         document = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not YAML: {error}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{source}: is a {type(document).__name__}, must be a mapping")
@@ -191,5 +191,5 @@ def _apply(document: dict[str, Any], override: str) -> None:
         node = child
     try:
         node[last] = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"override {override!r}: value is not YAML: {error}") from None

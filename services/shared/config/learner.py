@@ -148,6 +148,27 @@ class R2d2Config(Model):
     )
 
 
+class SelfPlayConfig(Model):
+    """Opponents that are earlier policies of the run; Heinrich et al. 2015 (ICML)."""
+
+    opponent_agents: PositiveInt = pydantic.Field(
+        default=1,
+        description="So many agents of each environment, the last ones, are opponents: in football"
+        " those of the right team. Nothing is learned from what they see.",
+    )
+    newest_share: Fraction = pydantic.Field(
+        default=0.8,
+        description="Share of the episodes in which the opponent is the newest policy; OpenAI Five"
+        " (arXiv 1912.06680): 0.8.",
+    )
+    pool_size: Annotated[int, pydantic.Field(ge=1, le=64)] = pydantic.Field(
+        default=8, description="Earlier policies to choose from; a new one replaces the oldest."
+    )
+    snapshot_period: PositiveInt = pydantic.Field(
+        default=1000, description="Updates from one policy of the pool to the next."
+    )
+
+
 class NetworkConfig(Model):
     """The network: a name known to `services.learner.networks` or `module:Class`."""
 
@@ -205,6 +226,9 @@ class LearnerConfig(Model):
     )
     vtrace: VtraceConfig = VtraceConfig()
     r2d2: R2d2Config = R2d2Config()
+    self_play: SelfPlayConfig | None = pydantic.Field(
+        default=None, description="Default: all agents of an environment are the newest policy."
+    )
     optimizer: OptimizerConfig = OptimizerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     unroll_length: PositiveInt = pydantic.Field(
@@ -252,6 +276,11 @@ class LearnerConfig(Model):
     checkpoint_interval_seconds: Positive = 600.0
     checkpoints_to_keep: PositiveInt = 3
     log_directory: str | None = pydantic.Field(default=None, description="TensorBoard event files.")
+
+    @property
+    def opponent_agents(self) -> int:
+        """Agents of each environment, the last ones, that are played by past policies."""
+        return self.self_play.opponent_agents if self.self_play is not None else 0
 
     @pydantic.model_validator(mode="after")
     def _sequences_fit(self) -> LearnerConfig:

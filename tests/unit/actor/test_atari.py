@@ -281,7 +281,8 @@ def test_a_game_can_be_seen() -> None:
     environment = AtariEnvironment(game="breakout", full_action_set=False)
     environment.reset()
     picture = environment.picture()
-    assert (picture.shape, picture.dtype) == ((210, 160, 3), np.uint8)
+    assert picture.shape == (210, 160, 3)
+    assert picture.dtype == np.uint8
     # In color: the rows of bricks.
     assert len({tuple(p) for p in picture[57:93, 80].tolist()}) == 6
     assert environment.action_names == ("noop", "fire", "right", "left")

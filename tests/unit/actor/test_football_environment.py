@@ -204,7 +204,8 @@ def test_a_game_can_be_seen() -> None:
     environment = FootballEnvironment(scenario="academy_3_vs_1_with_keeper")
     environment.reset()
     first = environment.picture()
-    assert (first.shape, first.dtype) == ((440, 600, 3), np.uint8)
+    assert first.shape == (440, 600, 3)
+    assert first.dtype == np.uint8
     for _ in range(5):
         environment.step(np.array([[5]], np.int32))
     assert (environment.picture() != first).any()

@@ -288,3 +288,34 @@ def test_greedy_evaluation_takes_the_likeliest_action_and_training_draws(agent: 
     np.testing.assert_array_equal(mixed[:, 0], np.where(roles == 0, drawn[:, 0], likeliest))
     # Without the setting evaluation draws, too.
     np.testing.assert_array_equal(act(make(roles=roles), x)[0], drawn)
+
+
+def test_past_policies_are_kept_every_period_and_survive_a_restart(
+    tmp_path: pathlib.Path,
+) -> None:
+    """With a pool of 2 and a period of 2: after update 2 at place 1, after update 4 at place 0."""
+    settings: dict[str, Any] = {"self_play": {"pool_size": 2, "snapshot_period": 2}}
+    agent, random = make(**settings), np.random.default_rng(0)
+    x = random.normal(size=(6, 3)).astype(np.float32)
+
+    def parameters(policy: Agent, past: int | None = None) -> npt.NDArray[np.float32]:
+        inputs = np.zeros((6, 1), np.int32), np.zeros(6, np.float32), np.ones(6, np.bool_)
+        return policy.act(np.arange(6), (x,), *inputs, (), past=past).policy_parameters
+
+    newest = [parameters(agent)]
+    available = [agent.past_policies]
+    for _ in range(5):
+        agent.train(batch(random, agent), 0)
+        newest.append(parameters(agent))
+        available.append(agent.past_policies)
+    assert available == [1, 1, 2, 2, 2, 2]
+    assert np.abs(newest[4] - newest[2]).max() > 0
+    np.testing.assert_array_equal(parameters(agent, past=1), newest[2])
+    np.testing.assert_array_equal(parameters(agent, past=0), newest[4])
+    np.testing.assert_array_equal(parameters(agent), newest[5])
+
+    again = make(**settings)
+    np.testing.assert_array_equal(parameters(again, past=1), newest[0])
+    again.restore(save(tmp_path, agent.variables()))
+    np.testing.assert_array_equal(parameters(again, past=1), newest[2])
+    np.testing.assert_array_equal(parameters(again, past=0), newest[4])

@@ -4,6 +4,7 @@ import concurrent.futures
 import fcntl
 import os
 import pathlib
+import socket
 
 import pytest
 
@@ -50,3 +51,14 @@ def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
         with pytest.raises(LaunchError, match="another seedpod runs in this folder"):
             launcher.train(experiment, tmp_path)
     assert not (tmp_path / "experiment.yaml").exists()
+
+
+def test_a_page_that_cannot_be_served_leaves_the_run_as_it_is(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "experiment.yaml").write_text("as before")
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        setting = f"local.page_port={other.getsockname()[1]}"
+        with pytest.raises(LaunchError, match="the page cannot be served"):
+            launcher.train(config.load("cartpole", [setting]), tmp_path)
+    assert (tmp_path / "experiment.yaml").read_text() == "as before"

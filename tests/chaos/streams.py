@@ -1,0 +1,139 @@
+"""Thousands of streams of light clients on one learner."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import time
+
+import grpc
+import numpy as np
+import psutil
+
+from services.shared import rpc, wire
+from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from tests.chaos.environment import SPEC
+from tests.chaos.outcome import Outcome
+from tests.chaos.system import ChaosError, System
+
+_STREAMS_PER_CONNECTION = 10
+_STEPS = 5
+_CONNECT_SECONDS = 60.0
+
+
+def many(folder: pathlib.Path, streams: int) -> Outcome:
+    """So many streams: connected within a minute, all served; one more is refused."""
+    spare = 64  # of the actor that starts the learner's training, which ends before
+    system = System(folder, grace_seconds=1.0, max_slots=streams + spare)
+    try:
+        system.start(actors=1)
+        system.scale(0)
+        system.wait(lambda: system.metric("leased_slots") == 0, "its slots to be free")
+        front_end = system.find("front_end")
+        before = front_end.memory_info().rss
+        clients = _Clients(system.address, streams, spare)
+        connected, served = asyncio.run(clients.run(front_end))
+        grown = (clients.rss - before) / streams
+        if connected > _CONNECT_SECONDS:
+            raise ChaosError(f"{streams} streams took {connected:.0f} s to connect")
+        if clients.answers != streams * _STEPS:
+            raise ChaosError(f"{clients.answers} answers, expected {streams * _STEPS}")
+        note = (
+            f"connected in {connected:.1f} s, {_STEPS} steps of each in {served:.1f} s,"
+            f" {grown / 1024:.1f} KiB of the front end each, {clients.retries} starts repeated;"
+            f" refused: {clients.refusal}"
+        )
+        return Outcome(f"{streams} streams", 1, 1, note=note)
+    finally:
+        system.kill()
+
+
+class _Clients:
+    """Light clients: ten groups of one environment each."""
+
+    def __init__(self, address: str, streams: int, spare: int) -> None:
+        self.answers = self.retries = 0
+        self.refusal = ""
+        self.rss = 0
+        self._address = address
+        self._streams = streams
+        self._spare = spare
+        self._all_connected = asyncio.Event()
+        self._connected = 0
+
+    async def run(self, front_end: psutil.Process) -> tuple[float, float]:
+        """Seconds until all streams had their first answer, and until all had the last."""
+        began = time.monotonic()
+        count = self._streams // _STREAMS_PER_CONNECTION
+        clients = [asyncio.ensure_future(self._client(i)) for i in range(count)]
+        await asyncio.wait_for(self._all_connected.wait(), 4 * _CONNECT_SECONDS)
+        connected = time.monotonic() - began
+        await asyncio.gather(*clients)
+        served = time.monotonic() - began - connected
+        self.rss = front_end.memory_info().rss
+        await self._refused()
+        return connected, served
+
+    async def _refused(self) -> None:
+        async with grpc.aio.insecure_channel(self._address) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            try:
+                await stub.Join(self._join(self._spare + 1), timeout=30)
+            except grpc.aio.AioRpcError as error:
+                self.refusal = f"{error.code().name}: {error.details()}"
+        if not self.refusal.startswith("RESOURCE_EXHAUSTED"):
+            raise ChaosError(f"one too many: {self.refusal or 'not refused'}")
+
+    async def _client(self, number: int) -> None:
+        async with rpc.aio_channel(self._address, 30.0) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            lease = await stub.Join(
+                self._join(_STREAMS_PER_CONNECTION), timeout=60, wait_for_ready=True
+            )
+            groups = range(_STREAMS_PER_CONNECTION)
+            await asyncio.gather(*(self._group(stub, lease.lease_token, g) for g in groups))
+            await self._all_connected.wait()
+
+    async def _group(
+        self, stub: inference_pb2_grpc.InferenceServiceStub, token: str, group: int
+    ) -> None:
+        metadata = ((rpc.LEASE_METADATA, token), (rpc.GROUP_METADATA, str(group)))
+        while True:
+            call = stub.Act(metadata=metadata)
+            try:
+                await self._exchange(call, 1)
+                break
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError, ChaosError):
+                self.retries += 1
+                await asyncio.sleep(0.2)
+        self._connected += 1
+        if self._connected == self._streams:
+            self._all_connected.set()
+        await self._all_connected.wait()
+        for sequence in range(2, _STEPS + 1):
+            await self._exchange(call, sequence)
+
+    async def _exchange(self, call: grpc.aio.StreamStreamCall, sequence: int) -> None:
+        await call.write(
+            inference_pb2.ActRequest(
+                sequence=sequence,
+                incarnation=np.uint32(1).tobytes(),
+                step_type=bytes([0 if sequence == 1 else 1]),
+                reward=np.float32(1).tobytes(),
+                discount=np.float32(1).tobytes(),
+                observation=np.zeros(2, np.float32).tobytes(),
+            )
+        )
+        answer = await call.read()
+        if answer is grpc.aio.EOF or answer.sequence != sequence:
+            raise ChaosError(f"no answer to {sequence}: {answer}")
+        self.answers += 1
+
+    def _join(self, groups: int) -> inference_pb2.JoinRequest:
+        return inference_pb2.JoinRequest(
+            api_version=wire.API_VERSION,
+            actor_name="light",
+            environment=wire.environment_spec_to_proto(SPEC),
+            environments_per_group=1,
+            groups=groups,
+        )
