@@ -52,7 +52,7 @@ class Evaluator:
         Args:
           task: What is asked for.
           statistics: Where episodes are counted, and all of them kept.
-          leased_slots: The number of slots that play.
+          leased_slots: The number of slots that are evaluated; opponents play, too.
           recordings: The number of recordings that have arrived.
         """
         self._task = task

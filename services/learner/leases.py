@@ -115,8 +115,16 @@ class LeaseTable:
     @property
     def training_slots(self) -> int:
         """Number of slots that are leased for training; any thread may ask."""
+        return self._count(Role.TRAINING)
+
+    @property
+    def evaluation_slots(self) -> int:
+        """Number of slots that are leased for evaluation; any thread may ask."""
+        return self._count(Role.EVALUATION)
+
+    def _count(self, role: Role) -> int:
         groups = list(self.groups.values())
-        return sum(int(np.sum(self.roles[g.slots] == Role.TRAINING)) for g in groups)
+        return sum(int(np.sum(self.roles[group.slots] == role)) for group in groups)
 
     @property
     def live_actors(self) -> int:

@@ -266,7 +266,7 @@ class LearnerService:
             self._evaluator = Evaluator(
                 self._evaluation,
                 self._statistics,
-                lambda: self._transport.leases.leased_slots,
+                lambda: self._transport.leases.evaluation_slots,
                 self._recordings_arrived,
             )
             return [threading.Thread(target=self._evaluator.run, name="evaluator", daemon=True)]
