@@ -116,7 +116,7 @@ class LeaseTable:
     def training_slots(self) -> int:
         """Number of slots that are leased for training; any thread may ask."""
         groups = list(self.groups.values())
-        return sum(int(np.sum(self.roles[g.slots] == Role.TRAINING)) for g in groups)
+        return sum(int(np.sum(self.roles[group.slots] == Role.TRAINING)) for group in groups)
 
     @property
     def evaluated_environments(self) -> int:

@@ -276,26 +276,29 @@ def evaluate(
       OSError: The folder for recordings cannot be made.
     """
     saved = checkpoint.read(checkpoint_path.resolve())
-    settings = ["actor.role=evaluation"]
+    # What training recorded, and whether its evaluators drew, does not count here.
+    settings = [
+        *("actor.role=evaluation", f"learner.evaluation.greedy={json.dumps(greedy)}"),
+        f"actor.recording.every_episodes={int(video is not None)}",
+        f"actor.recording.episodes={video_episodes}",
+        f"learner.evaluation.recordings_to_keep={max(video_episodes, 20)}",
+        # There is nothing to look on at.
+        "local.page_port=null",
+    ]
     arguments = [f"--evaluate={episodes}"]
-    if greedy:
-        settings.append("learner.evaluation.greedy=true")
     if video is not None:
         video.mkdir(parents=True, exist_ok=True)
-        settings += [
-            f"learner.evaluation.recordings_directory={json.dumps(str(video.resolve()))}",
-            f"learner.evaluation.recordings_to_keep={max(video_episodes, 20)}",
-            *("actor.recording.every_episodes=1", f"actor.recording.episodes={video_episodes}"),
+        folder = json.dumps(str(video.resolve()))
+        arguments += [
+            f"--recordings={video_episodes}",
+            f"--set=learner.evaluation.recordings_directory={folder}",
         ]
-        arguments.append(f"--recordings={video_episodes}")
-    with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as folder:
-        run = pathlib.Path(folder)
+    with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as temporary:
+        run = pathlib.Path(temporary)
         (run / "checkpoints").mkdir()
         (run / "checkpoints" / saved.path.name).symlink_to(saved.path)
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
-        # There is nothing to look on at.
-        settings.append("local.page_port=null")
         experiment = config.load(str(document), [*overrides, *settings])
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
@@ -331,7 +334,12 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
         update={
             "checkpoint_directory": str(run / "checkpoints"),
             "log_directory": str(run / "tensorboard"),
-            "evaluation": _place_evaluation(experiment.learner.evaluation, run),
+            "evaluation": experiment.learner.evaluation.model_copy(
+                update={
+                    "results_path": str(run / "evaluations.jsonl"),
+                    "recordings_directory": str(run / "videos"),
+                }
+            ),
         }
     )
     # Several runs on one machine shall not fight for the default port; one that was asked for is
@@ -339,18 +347,6 @@ def place(experiment: config.Experiment, run: pathlib.Path) -> config.Experiment
     if "metrics_port" not in experiment.learner.model_fields_set:
         learner = learner.model_copy(update={"metrics_port": 0})
     return experiment.model_copy(update={"learner": learner})
-
-
-def _place_evaluation(
-    settings: config.EvaluationConfig, run: pathlib.Path
-) -> config.EvaluationConfig:
-    """In the run's folder, unless another one was asked for."""
-    places = {
-        "results_path": str(run / "evaluations.jsonl"),
-        "recordings_directory": str(run / "videos"),
-    }
-    unset = {name: path for name, path in places.items() if getattr(settings, name) is None}
-    return settings.model_copy(update=unset)
 
 
 def new_run(directory: pathlib.Path, name: str) -> pathlib.Path:

@@ -113,6 +113,7 @@ def all_scalars(run: str) -> dict[str, list[float]]:
     return {
         name: [float(make_ndarray(e.tensor_proto)) for e in accumulator.Tensors(name)]
         for name in accumulator.Tags()["tensors"]
+        if accumulator.SummaryMetadata(name).plugin_data.plugin_name == "scalars"
     }
 
 

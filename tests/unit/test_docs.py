@@ -19,6 +19,7 @@ import yaml
 
 from services.actor.metrics import ActorMetrics
 from services.learner.accounts import StepAccount
+from services.learner.evaluation import Episode
 from services.learner.reports import Reports
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore, StoreLayout
@@ -73,6 +74,8 @@ class _Service:
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
         self.statistics = Statistics(2, registry, np.zeros(2, np.uint8), np.arange(2))
+        told = Episode(0, 1.0, 5, "level", {"value": 1.0})
+        self.statistics.evaluation_episodes.extend([told, told])
         self.live_actors = 1
         self.training_slots = 1
         self.checkpoints = types.SimpleNamespace(saved_at=0.0, failures=0)

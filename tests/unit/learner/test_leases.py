@@ -191,3 +191,11 @@ def test_a_lease_whose_join_was_given_up_is_free_at_once() -> None:
     for lease in (used, again):
         table.abandon(lease.token)
     assert table.leased_slots == 4
+
+
+def test_opponents_are_not_evaluated() -> None:
+    table = LeaseTable(8, grace_seconds=30.0, opponent_agents=1)
+    lease = table.join("e", 1, 4, "", Role.EVALUATION, agents=2)
+    roles = table.roles[lease.groups[0].slots].tolist()
+    assert roles == [Role.EVALUATION, Role.OPPONENT] * 2
+    assert (table.evaluated_environments, table.training_slots, table.leased_slots) == (2, 0, 4)
