@@ -51,6 +51,7 @@ def test_an_evaluator_beside_training_and_an_evaluation_of_its_checkpoint(
         summary["checkpoint"],
         *("--episodes=8", "--greedy", f"--video={video}", "--video-episodes=2"),
         f"--json={result}",
+        timeout=600,
     )
     assert json.loads(result.read_text()) == evaluated
     assert evaluated["greedy"] is True
@@ -69,7 +70,7 @@ def test_an_evaluator_beside_training_and_an_evaluation_of_its_checkpoint(
         [*command, "--set=actor.environment=CartPole-v1", "--set=actor.environment_arguments={}"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert refused.returncode == 1
     assert "(CartPole-v1()) look like" in refused.stderr
