@@ -25,8 +25,8 @@ from services.shared.generated.seedpod.inference.v1 import inference_pb2, infere
 if TYPE_CHECKING:
     from services.actor.pictures.camera import Recorded
 
-# The first Join waits for the network to be built. A call that was given up would keep its slots
-# for the grace period; a learner that is away is noticed by keepalive long before.
+# The first Join waits for the network to be built; a learner that is away is noticed by keepalive
+# long before.
 _JOIN_TIMEOUT_SECONDS = 300.0
 _RECORDING_TIMEOUT_SECONDS = 60.0
 _PIECE_BYTES = 1 << 18
@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _FATAL = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
     grpc.StatusCode.UNIMPLEMENTED,
 }
 # Another stream of the lease would only be refused or fight for the group: a new lease is needed.

@@ -30,6 +30,7 @@ _POLL_SECONDS = 0.2
 # A heartbeat may be late by this much beyond the longest call that is allowed.
 _SLACK_SECONDS = 5.0
 _STACK_DUMP_SECONDS = 0.5
+_AWAY_SECONDS = 3.0
 # A worker that ran so long does not belong to the row of failures before it.
 _HEALTHY_SECONDS = 60.0
 
@@ -133,6 +134,10 @@ class WorkerProcess:
             self._settings = self._settings.model_copy(
                 update={"lease_token": heartbeat.lease_token}
             )
+
+    def pardon(self, seconds: float) -> None:
+        """Does not hold a silence against the worker in which nobody listened."""
+        self._heard += seconds
 
     def check(self, is_wanted: bool) -> None:
         """Looks after the process.
@@ -275,9 +280,14 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         finish_by = float("inf")
+        polled = time.monotonic()
         try:
             while self._stop is None and time.monotonic() < finish_by:
                 self._poll()
+                away, polled = time.monotonic() - polled, time.monotonic()
+                if away > _AWAY_SECONDS:  # this process stood still, and perhaps all of them
+                    for worker in self._workers:
+                        worker.pardon(away)
                 finished = [worker.is_finished for worker in self._workers]
                 if all(finished):
                     break

@@ -69,7 +69,7 @@ def main() -> int:
         signal.signal(number, lambda *_: service.request_stop())
     try:
         return service.run()
-    except OSError as error:  # a metrics port that is taken, for example
+    except (OSError, CheckpointError) as error:  # a metrics port that is taken, for example
         print(f"learner: {error}", file=sys.stderr)
         return 2
 

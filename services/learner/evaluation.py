@@ -19,14 +19,14 @@ class Episode:
     """An evaluation episode that has ended.
 
     Attributes:
-      slot: That played it.
+      environment: That played it: the slot of its first agent.
       total: The return: the sum of its rewards.
       length: In steps.
       level: The scenario, level or game; empty where the environment does not tell.
       values: What the environment tells beside it, by name.
     """
 
-    slot: int
+    environment: int
     total: float
     length: int
     level: str = ""

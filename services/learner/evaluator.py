@@ -28,8 +28,8 @@ class Evaluation:
     """What to evaluate.
 
     Attributes:
-      episodes: At least so many, equally many of each env slot: the first to end would otherwise
-        be short ones.
+      episodes: At least so many, equally many of each environment: the first to end would
+        otherwise be short ones.
       recordings: Wait for so many recordings, too.
     """
 
@@ -44,7 +44,7 @@ class Evaluator:
         self,
         task: Evaluation,
         statistics: Statistics,
-        leased_slots: Callable[[], int],
+        environments: Callable[[], int],
         recordings: Callable[[], int],
     ) -> None:
         """Prepares the evaluator; `run` is the thread's body.
@@ -52,12 +52,12 @@ class Evaluator:
         Args:
           task: What is asked for.
           statistics: Where episodes are counted, and all of them kept.
-          leased_slots: The number of slots that are evaluated; opponents play, too.
+          environments: The number of those that play.
           recordings: The number of recordings that have arrived.
         """
         self._task = task
         self._statistics = statistics
-        self._leased_slots = leased_slots
+        self._environments = environments
         self._recordings = recordings
         self._stop = threading.Event()
         self.failure: Exception | None = None
@@ -82,15 +82,15 @@ class Evaluator:
             self.ended.set()
 
     def _enough(self) -> bool:
-        slots = self._leased_slots()
-        if not slots:
+        environments = self._environments()
+        if not environments:
             return False
-        share = math.ceil(self._task.episodes / slots)
+        share = math.ceil(self._task.episodes / environments)
         played: dict[int, list[evaluation.Episode]] = collections.defaultdict(list)
         for episode in self._statistics.evaluation_episodes.copy():
-            played[episode.slot].append(episode)
+            played[episode.environment].append(episode)
         complete = [episodes[:share] for episodes in played.values() if len(episodes) >= share]
-        if len(complete) < slots:
+        if len(complete) < environments:
             return False
         self._episodes = [episode for episodes in complete for episode in episodes]
         return True

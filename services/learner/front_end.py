@@ -101,7 +101,10 @@ class FrontEnd:
             authorize(context, self._tls, "actor", "Join")
         except StatusError as error:
             await context.abort(error.code, error.message)
-        return await self._call_or_abort(Method.JOIN, request, context, self._abandon)
+        answer = await self._call_or_abort(Method.JOIN, request, context, self._abandon)
+        if context.time_remaining() == 0:  # its end is on its way to here
+            self._abandon(answer)
+        return answer
 
     async def get_status(self, request: bytes, context: Any) -> bytes:
         """GetStatus: the learner knows."""

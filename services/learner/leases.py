@@ -115,16 +115,15 @@ class LeaseTable:
     @property
     def training_slots(self) -> int:
         """Number of slots that are leased for training; any thread may ask."""
-        return self._count(Role.TRAINING)
+        groups = list(self.groups.values())
+        return sum(int(np.sum(self.roles[group.slots] == Role.TRAINING)) for group in groups)
 
     @property
-    def evaluation_slots(self) -> int:
-        """Number of slots that are leased for evaluation; any thread may ask."""
-        return self._count(Role.EVALUATION)
-
-    def _count(self, role: Role) -> int:
+    def evaluated_environments(self) -> int:
+        """Number of environments that are leased for evaluation; any thread may ask."""
         groups = list(self.groups.values())
-        return sum(int(np.sum(self.roles[group.slots] == role)) for group in groups)
+        played = [self.environments[g.slots] for g in groups if g.role is Role.EVALUATION]
+        return len({slot for slots in played for slot in slots.tolist()})
 
     @property
     def live_actors(self) -> int:

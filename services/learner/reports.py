@@ -14,7 +14,9 @@ import prometheus_client
 import tensorflow as tf
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from tensorboard.compat.proto import summary_pb2
 from tensorboard.plugins.image import metadata as image_metadata
+from tensorboard.plugins.scalar import summary_v2 as scalar_summary
 
 from services.learner import evaluation
 from services.learner.accounts import StepAccount
@@ -147,9 +149,12 @@ class Reports:
         limiting, cpu = statistics.bottleneck(), service.cpu_seconds()
         values |= {f"bottleneck/{part}": float(part == limiting) for part in _PARTS}
         values |= {f"cpu_seconds/{f.name}": getattr(cpu, f.name) for f in cpu.DESCRIPTOR.fields}
+        # All in one event: `tf.summary.scalar` takes 0.7 CPU-milliseconds for each of them.
+        summary = summary_pb2.Summary()
+        for name, value in values.items():
+            summary.MergeFrom(scalar_summary.scalar_pb(name, value))
         with self._writer.as_default(step=statistics.frames):
-            for name, value in values.items():
-                tf.summary.scalar(name, value)
+            tf.summary.experimental.write_raw_pb(summary.SerializeToString())
         # Whoever looks on shall see it now, not after TensorFlow's two minutes.
         self._writer.flush()
 

@@ -73,6 +73,7 @@ class LearnerService:
             self._config.max_slots,
             self._reports.registry,
             self._transport.leases.roles,
+            self._transport.leases.environments,
             self._config.evaluation.episodes if evaluation is None else None,
             self._config.opponent_agents,
         )
@@ -266,7 +267,7 @@ class LearnerService:
             self._evaluator = Evaluator(
                 self._evaluation,
                 self._statistics,
-                lambda: self._transport.leases.evaluation_slots,
+                lambda: self._transport.leases.evaluated_environments,
                 self._recordings_arrived,
             )
             return [threading.Thread(target=self._evaluator.run, name="evaluator", daemon=True)]

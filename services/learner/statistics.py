@@ -87,6 +87,7 @@ class Statistics:
         slots: int,
         registry: CollectorRegistry,
         roles: npt.NDArray[np.uint8],
+        environments: npt.NDArray[np.int64],
         evaluation_episodes: int | None = None,
         opponent_agents: int = 0,
     ) -> None:
@@ -96,6 +97,7 @@ class Statistics:
           slots: Number of env slots.
           registry: For the histograms.
           roles: uint8 [slots], `Role`s.
+          environments: int64 [slots], the first slot of each slot's environment.
           evaluation_episodes: How many to keep of evaluation slots; None: all.
           opponent_agents: Agents of each environment whose steps are not trained on.
         """
@@ -115,6 +117,7 @@ class Statistics:
         )
         self.evaluated = 0
         self._roles = roles
+        self._environments = environments
         self._opponent_agents = opponent_agents
         self._return = np.zeros(slots)
         self._length = np.zeros(slots, np.int64)
@@ -169,16 +172,24 @@ class Statistics:
         for slot in slots[step_type == StepType.LAST].tolist():
             total, length = float(self._return[slot]), int(self._length[slot])
             if self._roles[slot] == Role.EVALUATION:
-                level, values = take_info(slot)
-                self.evaluation_episodes.append(
-                    evaluation.Episode(slot, total, length, level, values)
-                )
-                self.evaluated += 1
+                if self._environments[slot] == slot:
+                    self._add_evaluated(slot, length, *take_info(slot))
             elif self._roles[slot] == Role.TRAINING:
                 self.episodes += 1
                 self.ended_episodes.append((total, length))
         fill = min(1.0, len(slots) / batch_size)
         self._fill = fill if self._fill == 0 else 0.99 * self._fill + 0.01 * fill
+
+    def _add_evaluated(
+        self, environment: int, length: int, level: str, values: dict[str, float]
+    ) -> None:
+        """Counts an environment's episode once: its agents' returns depend on each other."""
+        agents = (self._environments == environment) & (self._roles == Role.EVALUATION)
+        total = float(np.mean(self._return[agents]))
+        self.evaluation_episodes.append(
+            evaluation.Episode(environment, total, length, level, values)
+        )
+        self.evaluated += 1
 
     def observe_busy(self, part: str, seconds: float) -> None:
         """Counts time that a thread was at work, or that requests or sequences had to wait."""

@@ -50,7 +50,9 @@ def main() -> int:
                 outcomes.append(found)
         except (ChaosError, OSError, psutil.Error) as error:
             print(f"{name}: {error}", file=sys.stderr, flush=True)
-            outcomes.append(outcome.Outcome(f"{name} broke off", 1, 0, note=str(error)[:200]))
+            outcomes.append(
+                outcome.Outcome(f"{name} broke off", 1, 0, note=str(error).splitlines()[0][:200])
+            )
             failed = True
     failed |= not all(found.is_good for found in outcomes)
     print(outcome.table(outcomes))

@@ -65,12 +65,13 @@ def stop_each(system: System, kinds: Sequence[str], seconds: float) -> list[Outc
 
 
 def notice_a_stopped_actor(system: System) -> Outcome:
-    """A stopped worker's streams end within the deadline, and its slots after the grace period."""
-    outcome = Outcome("SIGSTOP of an environment worker, beyond the lease's grace", injected=1)
+    """A stopped actor's streams end within the deadline, and its slots after the grace period."""
+    outcome = Outcome("SIGSTOP of an actor with its worker, beyond the lease's grace", injected=1)
     before = system.metric("streams")
     leased = system.metric("leased_slots")
     began = time.monotonic()
-    with _stopped(system.find("worker")):
+    # Its supervisor would replace the worker alone, under the same lease.
+    with _stopped(system.find("actor")), _stopped(system.find("worker")):
         deadline = 2 * system.keepalive_seconds
         system.wait(
             lambda: system.metric("streams") < before,

@@ -36,6 +36,10 @@ class Series:
     name: str
     rows: list[tuple[float, int, int, int]] = dataclasses.field(default_factory=list)
 
+    def covers(self, seconds: float) -> bool:
+        """Whether it was there from the warm-up to the end."""
+        return self.rows[0][0] < seconds * _WARM_UP_SHARE and self.rows[-1][0] > seconds * 0.9
+
     def judge(self, seconds: float) -> dict[str, float | str | bool]:
         """Slope of the memory, and growth of threads and descriptors, after the warm-up."""
         array = np.array(self.rows, np.float64)
@@ -75,7 +79,8 @@ def main() -> int:
         left = system.leftovers()
     finally:
         system.kill()
-    judged = [s.judge(seconds) for s in series if s.rows[-1][0] > seconds * 0.9]
+    # Those that come and go meanwhile have no time to grow.
+    judged = [s.judge(seconds) for s in series if s.covers(seconds)]
     for row in judged:
         print(row)
     good = all(row["flat"] for row in judged) and not (warnings or books.wrong or left)

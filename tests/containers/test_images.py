@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
+import shutil
 import tomllib
 
 import pytest
@@ -108,3 +110,24 @@ def test_help_and_errors(service: str) -> None:
     assert "--experiment" in docker.docker("run", "--rm", docker.image(service))
     with pytest.raises(AssertionError, match="is neither a"):
         docker.docker("run", "--rm", docker.image(service), "--experiment=no-such")
+
+
+def test_an_image_of_ones_own_is_built_as_the_docs_say(tmp_path: pathlib.Path) -> None:
+    text = (ROOT / "docs" / "adding-an-environment.md").read_text()
+    (recipe,) = re.findall(r"^```dockerfile\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    for there, here in (
+        ("seedpod-actor:0.1.0", docker.image("actor")),
+        ("PACKAGE==VERSION", "sortedcontainers==2.4.0"),
+    ):
+        assert there in recipe
+        recipe = recipe.replace(there, here)
+    (tmp_path / "Dockerfile").write_text(recipe)
+    shutil.copy(ROOT / "examples" / "corridor.py", tmp_path)
+    docker.docker("build", "--network=host", "--tag=seedpod-own:test", str(tmp_path), timeout=300)
+    code = """
+import os, corridor, sortedcontainers
+from services.actor.environments import make
+print(os.getuid(), make("corridor:Corridor", {"length": 7}, seed=0).spec.observation[0].num_values)
+"""
+    options = ("--rm", *docker.HARDENED, "--entrypoint=python")
+    assert docker.docker("run", *options, "seedpod-own:test", "-c", code) == "10001 7"

@@ -6,6 +6,7 @@ import math
 import pathlib
 import time
 
+from services.local import launcher
 from tests.e2e import runs
 
 
@@ -17,6 +18,8 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
     before = runs.status(process)
     values = runs.scrape(folder)
     after = runs.status(process)
+    described = launcher.describe(folder)
+    assert described["page"] == (folder / "page.address").read_text()
     process.terminate()
     summary = runs.finish(process)
 

@@ -74,6 +74,10 @@ def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
     )
     # What the opponent sees is not trained on, so a step of the environment is one agent's step.
     assert counters["frames"] == counters["steps"]
+    (checkpoint,) = (runs.folder(tmp_path) / "checkpoints").glob("checkpoint-*")
+    evaluation = runs.evaluate(str(checkpoint), "--episodes=8")
+    # Each game counts once: 9 steps, with a reward of 1 for each agent.
+    assert (evaluation["episodes"], evaluation["mean_return"]) == (8, 9.0)
 
 
 def test_an_unsupported_space_ends_the_run_by_name(tmp_path: pathlib.Path) -> None:

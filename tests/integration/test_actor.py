@@ -274,6 +274,22 @@ def test_an_environment_cannot_end_the_training(
     assert f"ended with status {status}; another one starts" in actor.text
 
 
+def test_an_actor_that_stood_still_goes_on(learner: FakeLearner, start_actor: StartActor) -> None:
+    actor = start_actor()
+    learner.wait_for_records(5)
+    (worker,) = actor.workers()
+    family = [psutil.Process(actor.process.pid), worker]
+    for process in family:
+        process.suspend()
+    time.sleep(7.0)  # a worker alone would be given up after 5.5
+    for process in family:
+        process.resume()
+    learner.wait_for_records(5)
+    time.sleep(1.0)
+    assert actor.workers() == [worker]
+    assert "silent" not in actor.text
+
+
 def test_environments_that_never_finish_a_step_end_the_actor(start_actor: StartActor) -> None:
     actor = start_actor(environment_arguments={"faults": {"*": "raise"}, "at": 1}, start_attempts=2)
     assert actor.process.wait(20) == 1

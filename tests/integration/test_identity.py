@@ -15,6 +15,7 @@ import trustme
 from services.shared import config, rpc, tls, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 from services.shared.generated.seedpod.replay.v1 import replay_pb2, replay_pb2_grpc
+from services.shared.replay import Field, ReplayClient, ReplayError, SequenceLayout
 from tests.certificates import write_certificate
 from tests.integration.replay_server import ReplayServer
 from tests.integration.test_serving import Learner
@@ -89,6 +90,29 @@ def test_only_learners_call_replay(
                 for method in ("Insert", "StreamSamples"):
                     with pytest.raises(grpc.RpcError, match=f"{method} is for learners"):
                         next(getattr(stub, method)(iter([]), timeout=10))
+
+
+def test_a_client_that_is_not_allowed_gives_up(
+    certificates: dict[str, config.TlsConfig], tmp_path: pathlib.Path
+) -> None:
+    served = certificates["learner"].model_copy(update={"clients": CLIENTS})
+    server = ReplayServer(
+        tmp_path / "replay", {}, client=certificates["learner"], tls=served.model_dump()
+    )
+    layout = SequenceLayout((Field("x", "float32"),))
+    with (
+        contextlib.closing(server.start()),
+        ReplayClient([server.address], layout, tls=certificates["actor"]) as client,
+    ):
+        writer = client.writer(0, 1)
+        writer.append({"x": 0.0})
+
+        def insert() -> None:
+            writer.create_item(1, 1.0, timeout=20.0)
+            client.flush(20.0)
+
+        with pytest.raises(ReplayError, match="Insert is for learners"):
+            insert()
 
 
 class Echo:

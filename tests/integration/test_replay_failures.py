@@ -21,10 +21,12 @@ from services.shared.generated.seedpod.replay.v1 import replay_pb2
 from services.shared.replay import (
     Field,
     ReplayClient,
+    ReplayError,
     ReplayTimeout,
     Sampler,
     SequenceLayout,
     SlotWriter,
+    inserting,
 )
 from services.shared.replay.connection import to_proto
 from tests.integration.replay_clients import (
@@ -132,6 +134,34 @@ def test_priorities_survive_a_checkpoint_and_a_sigterm(make: Make) -> None:
     server.start()
     assert seen_priorities(server) == {4.0}
     assert server.status().sampled_items >= 4000
+
+
+def test_what_was_given_out_for_the_last_time_stays_away_after_a_kill(make: Make) -> None:
+    server = make(selector="fifo", max_times_sampled=1)
+    stream = InsertCall(server)
+    stream.receive()
+    stream.insert(1, np.ones(10))
+    server.stub().Sample(sample_request(4), timeout=TIMEOUT)
+    server.kill()
+    server.start()
+    assert server.status().items == 6
+
+
+def test_an_item_that_no_message_can_carry_ends_its_writer(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inserting, "MAX_MESSAGE_BYTES", 1000)
+    with ReplayClient([make().address], SMALL) as client:
+        writer = client.writer(0, 8)
+        for n in range(8):
+            writer.append({**step(0, n), "frame": noise(n)})
+        with pytest.raises(ReplayError, match=r"bytes at once .* allowed: 1000, the largest"):
+            writer.create_item(8, 1.0, {"state": [0, 0]}, timeout=TIMEOUT)
+
+
+def noise(n: int) -> Any:
+    """What does not compress."""
+    return np.random.default_rng(n).integers(0, 256, (20, 20), np.uint8)
 
 
 def test_a_damaged_segment_is_named_and_the_service_starts(make: Make) -> None:

@@ -196,6 +196,7 @@ def test_a_join_that_is_given_up_leases_nothing() -> None:
             with pytest.raises(grpc.RpcError) as error:
                 learner.stub.Join(join, timeout=0.5)
             assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            time.sleep(0.5)  # until the other side has heard of it, too
         deadline = time.monotonic() + TIMEOUT
         while True:  # it may be granted only now, and is given back then
             try:
@@ -270,7 +271,7 @@ def test_too_few_slots(learner: Learner) -> None:
 def test_a_malformed_join_is_refused(learner: Learner) -> None:
     call = learner.channel.unary_unary("/seedpod.inference.v1.InferenceService/Join")
     with pytest.raises(grpc.RpcError, match="not a JoinRequest") as error:
-        call(b"\xff\xff", timeout=TIMEOUT)
+        call(b"\xff\xff", timeout=TIMEOUT, wait_for_ready=True)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -390,7 +391,7 @@ def test_evaluation_is_answered_with_what_the_policy_thinks_and_counted_on_its_o
         stream.step(last)
         episodes = learner.harness.statistics.evaluation_episodes
         # Evaluation leases from the top: slots 6 and 7 of 8.
-        assert [(e.slot, e.length, e.level, dict(e.values)) for e in episodes] == [
+        assert [(e.environment, e.length, e.level, dict(e.values)) for e in episodes] == [
             (6, 2, "a", {"goal_difference": -1.0}),
             (7, 2, "b", {}),
         ]

@@ -73,7 +73,7 @@ class _Service:
     """What a collector asks a learner for."""
 
     def __init__(self, registry: prometheus_client.CollectorRegistry) -> None:
-        self.statistics = Statistics(2, registry, np.zeros(2, np.uint8))
+        self.statistics = Statistics(2, registry, np.zeros(2, np.uint8), np.arange(2))
         told = Episode(0, 1.0, 5, "level", {"value": 1.0})
         self.statistics.evaluation_episodes.extend([told, told])
         self.live_actors = 1

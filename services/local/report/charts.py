@@ -42,7 +42,7 @@ EVALUATION = Quantity(
 )
 LENGTH = Quantity("episode/mean_length", "Episode length", "steps, mean of the last 100", zero=True)
 SPEED = Quantity("speed/frames_per_second", "Throughput", "environment frames/s", zero=True)
-LOSSES = (
+TRAINING = (
     Quantity("training/loss", "Loss"),
     Quantity("training/policy_loss", "Policy loss"),
     Quantity("training/baseline_loss", "Baseline loss", zero=True),

@@ -99,9 +99,9 @@ class _Source:
                 self._make_again_at = time.monotonic() + pause
             return self._made
 
-    def video(self, name: str) -> pathlib.Path | None:
-        """A video of the run by its name: only what is in the folder now, so no path leads out."""
-        return next((path for path in self._run.recordings() if path.name == name), None)
+    def recording(self, name: str) -> run_folder.Recording | None:
+        """One of the run by its name: only what is in the folder now, so no path leads out."""
+        return next((r for r in self._run.recordings() if r.path.name == name), None)
 
 
 class _Server(http.server.ThreadingHTTPServer):
@@ -160,11 +160,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send("text/html; charset=utf-8", source.html)
         elif path == "/page.json":
             self._send("application/json", source.json())
-        elif path.startswith("/videos/") and (video := source.video(path[len("/videos/") :])):
-            with video.open("rb") as file:
-                self._head(
-                    run_folder.RECORDING_TYPES[video.suffix], os.fstat(file.fileno()).st_size
-                )
+        elif path.startswith("/videos/") and (video := source.recording(path[len("/videos/") :])):
+            with video.path.open("rb") as file:
+                self._head(video.type, os.fstat(file.fileno()).st_size)
                 shutil.copyfileobj(file, self.wfile)
         else:
             self.send_error(http.HTTPStatus.NOT_FOUND)

@@ -7,22 +7,21 @@ whatever a run says, its name, its settings, its failure, is data on the page an
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import importlib.resources
 import json
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.local.report import charts, curves, tables
 from services.local.report.curves import Group
-from services.local.report.run import RECORDING_TYPES, Run
+from services.local.report.run import Recording, Run
+from services.local.report.tables import Block
 
 _VIDEO_BYTES = 8 << 20
 _ALL_VIDEOS_BYTES = 32 << 20
-
-Block = dict[str, Any]
 
 
 def report(runs: Sequence[Run]) -> str:
@@ -52,8 +51,8 @@ def live(run: Run, values: Mapping[str, str]) -> dict[str, Any]:
     """
     videos = [
         # The time tells a browser of a new file of the same name.
-        _video(path, f"videos/{path.name}?{path.stat().st_mtime_ns}", path.name)
-        for path in run.newest_recordings()
+        _video(found, f"videos/{found.path.name}?{found.modified_ns}", found.path.name)
+        for found in run.newest_recordings()
     ]
     blocks = [
         {"kind": "values", "id": "values", "title": "Now", "values": list(values.items())},
@@ -85,7 +84,7 @@ def _chart_blocks(groups: Sequence[Group], *after_learning: Block | None) -> lis
             "A curve of several runs that differ by seeds only is their mean, and the band around"
             " it reaches from the lowest to the highest; dashed where not all have come so far."
         )
-    shown = (charts.RETURN, charts.EVALUATION, charts.LENGTH, charts.SPEED, *charts.LOSSES)
+    shown = (charts.RETURN, charts.EVALUATION, charts.LENGTH, charts.SPEED, *charts.TRAINING)
     tags = {tag for run in runs for tag in run.history.tags} - {q.tag for q in shown}
     others = sorted(t for t in tags if not t.startswith(("cpu_seconds/", "bottleneck/")))
     curves_legend = charts.legend(groups)
@@ -117,7 +116,10 @@ def _chart_blocks(groups: Sequence[Group], *after_learning: Block | None) -> lis
             wide=True,
         ),
         _charts_block(
-            "training", "Training", [charts.lines(groups, q) for q in charts.LOSSES], curves_legend
+            "training",
+            "Training",
+            [charts.lines(groups, q) for q in charts.TRAINING],
+            curves_legend,
         ),
         _charts_block(
             "others",
@@ -161,20 +163,21 @@ def _embedded_videos(runs: Sequence[Run]) -> Block | None:
     videos, left_out, room = [], [], _ALL_VIDEOS_BYTES
     for run in runs:
         taken = 0
-        for path in run.newest_recordings(_VIDEO_BYTES):
-            data = path.read_bytes()
-            if len(data) <= room:
+        for recording in run.newest_recordings(_VIDEO_BYTES):
+            if recording.bytes > room:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # the oldest are removed meanwhile
+                data = recording.path.read_bytes()
                 taken, room = taken + 1, room - len(data)
-                source = f"data:{RECORDING_TYPES[path.suffix]};base64,"
-                source += base64.b64encode(data).decode()
-                videos.append(_video(path, source, f"{run.name}: {path.name}"))
+                source = f"data:{recording.type};base64,{base64.b64encode(data).decode()}"
+                videos.append(_video(recording, source, f"{run.name}: {recording.path.name}"))
         if rest := len(run.recordings()) - taken:
             left_out.append(f"{rest} of {run.folder / 'videos'}")
     return _videos_block(videos, left_out)
 
 
-def _video(path: pathlib.Path, source: str, caption: str) -> dict[str, str]:
-    return {"source": source, "type": RECORDING_TYPES[path.suffix], "caption": caption}
+def _video(recording: Recording, source: str, caption: str) -> dict[str, str]:
+    return {"source": source, "type": recording.type, "caption": caption}
 
 
 def _videos_block(videos: list[dict[str, str]], left_out: list[str]) -> Block | None:

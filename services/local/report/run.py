@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import math
 import pathlib
+import stat
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -22,6 +24,25 @@ _PICTURES = {".png": "image/png"}
 # What browsers show of a run's `videos`, and how a page names it to them.
 RECORDING_TYPES = {**_VIDEOS, **_PICTURES}
 _NEWEST_PICTURES = 2  # heat maps: of the ball, of the players
+
+
+class Recording(NamedTuple):
+    """A video or picture of evaluation episodes.
+
+    Attributes:
+      path: Of the file.
+      bytes: Its size.
+      modified_ns: When it was written, Unix time.
+    """
+
+    path: pathlib.Path
+    bytes: int
+    modified_ns: int
+
+    @property
+    def type(self) -> str:
+        """How a page names it to a browser."""
+        return RECORDING_TYPES[self.path.suffix]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,15 +69,15 @@ class Run:
             return {}
         return summary if isinstance(summary, dict) else {}
 
-    def is_running(self) -> bool:
-        """Whether a `seedpod train` on this machine holds the folder."""
+    def is_running(self) -> bool | None:
+        """Whether a `seedpod train` holds the folder; None: it was copied from elsewhere."""
         try:
             with (self.folder / ".lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:  # copied from elsewhere without it
-            return False
+        except OSError:
+            return None
         return False
 
     def evaluations(self) -> list[dict[str, Any]]:
@@ -75,20 +96,22 @@ class Run:
                 found.append(document)
         return found
 
-    def recordings(self) -> list[pathlib.Path]:
+    def recordings(self) -> list[Recording]:
         """What a browser can show of its videos and pictures, newest first."""
-        found = [
-            path
-            for path in (self.folder / "videos").glob("[!.]*")
-            if path.suffix in RECORDING_TYPES and path.is_file() and not path.is_symlink()
-        ]
-        return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)
+        found = []
+        for path in (self.folder / "videos").glob("[!.]*"):
+            # The oldest are removed while somebody looks.
+            with contextlib.suppress(OSError):
+                status = path.lstat()  # a link might lead out of the folder
+                if path.suffix in RECORDING_TYPES and stat.S_ISREG(status.st_mode):
+                    found.append(Recording(path, status.st_size, status.st_mtime_ns))
+        return sorted(found, key=lambda r: (r.modified_ns, r.path.name), reverse=True)
 
-    def newest_recordings(self, max_bytes: float = math.inf) -> list[pathlib.Path]:
+    def newest_recordings(self, max_bytes: float = math.inf) -> list[Recording]:
         """The newest video, and the newest pictures; none that is larger."""
-        found = [path for path in self.recordings() if path.stat().st_size <= max_bytes]
-        videos = [path for path in found if path.suffix in _VIDEOS][:1]
-        return videos + [path for path in found if path.suffix in _PICTURES][:_NEWEST_PICTURES]
+        found = [r for r in self.recordings() if r.bytes <= max_bytes]
+        videos = [r for r in found if r.path.suffix in _VIDEOS][:1]
+        return videos + [r for r in found if r.path.suffix in _PICTURES][:_NEWEST_PICTURES]
 
 
 def read(folder: pathlib.Path, name: str) -> Run:

@@ -15,6 +15,8 @@ from services.local.report.run import Run
 
 Block = dict[str, Any]
 
+_FOOTBALL = ("goal_difference", "win", "draw", "loss")  # in the order in which it is usually told
+
 
 def runs(groups: Sequence[Group]) -> Block:
     """A line for each run: how it is, how far it has come, what it has reached and cost."""
@@ -56,7 +58,8 @@ def _seed(run: Run) -> str:
 
 def _state(run: Run) -> str:
     """How it is, in words."""
-    if run.is_running():
+    running = run.is_running()
+    if running:
         return "under way"
     summary = run.summary()
     if summary.get("failure"):
@@ -64,7 +67,7 @@ def _state(run: Run) -> str:
     learner = run.settings.get("learner")
     total = learner.get("total_frames") if isinstance(learner, dict) else None
     if not summary:
-        return "not running; it has not said how it ended"
+        return "not known" if running is None else "not running; it has not said how it ended"
     if isinstance(total, int) and run.history.frames < total:
         return f"stopped before its {total:,} frames"
     return "finished"
@@ -125,7 +128,8 @@ def evaluations(of: Sequence[Run]) -> Block | None:
         for run, evaluation in newest
         for level, figures in {"": evaluation, **_levels(evaluation)}.items()
     ]
-    names = sorted({name for *_, figures in rows for name in _mapping(figures.get("values"))})
+    told = {name for *_, figures in rows for name in _mapping(figures.get("values"))}
+    names = [name for name in _FOOTBALL if name in told] + sorted(told.difference(_FOOTBALL))
     columns = ["run", "level", "at frames", "policy", "episodes", "return", "median", "length"]
     return {
         "kind": "table",
@@ -141,7 +145,7 @@ def evaluations(of: Sequence[Run]) -> Block | None:
                     name,
                     level or "all",
                     _figure(evaluation.get("frames"), "{:,}"),
-                    "greedy" if evaluation.get("greedy") else "drawn",
+                    "greedy" if evaluation.get("greedy") else "sampled",
                     _figure(figures.get("episodes"), "{:,}"),
                     _mean(figures.get("mean_return"), figures.get("standard_error")),
                     _figure(figures.get("median_return")),
@@ -175,12 +179,14 @@ def _mean(mean: object, error: object) -> str:
 
 def _figure(value: object, text: str = "") -> str:
     """A number of a file that anybody may have written."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return "-"
     return text.format(value) if text else _number(float(value))
 
 
 def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return "-"
     decimals = next(d for size, d in ((1000, 0), (100, 1), (10, 2), (-1, 3)) if abs(value) > size)
     return f"{value:,.{decimals}f}"
 

@@ -122,7 +122,9 @@ class Harness:
             self.store, self.state, run_length, self.config.unrolls_per_slot, roles
         )
         self.policy = CountingPolicy()
-        self.statistics = Statistics(slots, CollectorRegistry(), roles)
+        self.statistics = Statistics(
+            slots, CollectorRegistry(), roles, self.direct.leases.environments
+        )
         self.loop = InferenceLoop(
             self.config,
             self.store,

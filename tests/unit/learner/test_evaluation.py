@@ -69,9 +69,8 @@ def test_without_episodes_nothing_is_said() -> None:
 
 def test_every_slot_plays_the_same_share() -> None:
     """Slot 1 is quick: its further episodes do not count, or short ones would."""
-    statistics = Statistics(
-        2, CollectorRegistry(), np.full(2, Role.EVALUATION, np.uint8), evaluation_episodes=None
-    )
+    roles = np.full(2, Role.EVALUATION, np.uint8)
+    statistics = Statistics(2, CollectorRegistry(), roles, np.arange(2))
     evaluator = Evaluator(Evaluation(3), statistics, lambda: 2, lambda: 0)
     played = statistics.evaluation_episodes
     played.extend(Episode(1, 9.0, 1) for _ in range(8))
@@ -84,7 +83,9 @@ def test_every_slot_plays_the_same_share() -> None:
 
 
 def test_an_evaluation_waits_for_its_recordings() -> None:
-    statistics = Statistics(1, CollectorRegistry(), np.full(1, Role.EVALUATION, np.uint8))
+    statistics = Statistics(
+        1, CollectorRegistry(), np.full(1, Role.EVALUATION, np.uint8), np.arange(1)
+    )
     statistics.evaluation_episodes.append(Episode(0, 1.0, 5))
     arrived = iter([0, 1, 2])
     evaluator = Evaluator(Evaluation(1, recordings=2), statistics, lambda: 1, lambda: next(arrived))

@@ -22,7 +22,7 @@ class Clock:
 
 
 def statistics() -> Statistics:
-    return Statistics(4, CollectorRegistry(), np.full(4, Role.TRAINING, np.uint8))
+    return Statistics(4, CollectorRegistry(), np.full(4, Role.TRAINING, np.uint8), np.arange(4))
 
 
 def observe(s: Statistics, step_type: list[int], reward: list[float], batch_size: int = 2) -> None:
@@ -159,7 +159,7 @@ def test_actors_wanted(actors: int, busy: dict[str, float], wanted: float) -> No
 
 def test_evaluation_slots_are_counted_on_their_own() -> None:
     roles = np.array([Role.EVALUATION, Role.TRAINING, Role.TRAINING], np.uint8)
-    s = Statistics(3, CollectorRegistry(), roles, evaluation_episodes=2)
+    s = Statistics(3, CollectorRegistry(), roles, np.arange(3), evaluation_episodes=2)
     observe(s, [FIRST] * 3, [0] * 3)
     observe(s, [LAST] * 3, [5, 1, 2])
     assert list(s.evaluation_episodes) == [Episode(0, 5.0, 1, "level 0", {"goal_difference": 0.5})]
@@ -169,8 +169,23 @@ def test_evaluation_slots_are_counted_on_their_own() -> None:
     for reward in (7.0, 8.0):
         observe(s, [FIRST, FIRST], [0, 0])
         observe(s, [MID, LAST], [0, reward])
-    assert [(e.slot, e.total) for e in s.evaluation_episodes] == [(1, 7.0), (1, 8.0)]
+    assert [(e.environment, e.total) for e in s.evaluation_episodes] == [(1, 7.0), (1, 8.0)]
     assert (s.episodes, s.evaluated) == (2, 3)
+
+
+def test_an_evaluated_game_of_several_agents_is_one_episode() -> None:
+    """Two games of two agents and an opponent each; slots 3 and 4 are of the second one."""
+    roles = np.array([Role.EVALUATION, Role.EVALUATION, Role.OPPONENT] * 2, np.uint8)
+    environments = np.array([0, 0, 0, 3, 3, 3])
+    s = Statistics(6, CollectorRegistry(), roles, environments, opponent_agents=1)
+    observe(s, [FIRST] * 6, [0] * 6)
+    observe(s, [LAST] * 3 + [MID] * 3, [2, 5, 100, 1, 1, 1])
+    observe(s, [FIRST] * 3 + [LAST] * 3, [0, 0, 0, 1, 3, -1])
+    assert [(e.environment, e.total, e.length) for e in s.evaluation_episodes] == [
+        (0, 3.5, 1),
+        (3, 3.0, 2),
+    ]
+    assert (s.episodes, s.evaluated) == (0, 2)
 
 
 def test_frames_are_those_of_environments_not_of_agents() -> None:
@@ -186,3 +201,7 @@ def test_frames_are_those_of_environments_not_of_agents() -> None:
     assert (s.steps, s.frames) == (3, 4)
     s.add_steps(1, spec)
     assert (s.steps, s.frames) == (4, 6)
+    # If one of the two is an opponent, whose steps are not taken: four environment steps.
+    s = Statistics(2, CollectorRegistry(), np.zeros(2, np.uint8), np.arange(2), opponent_agents=1)
+    s.add_steps(4, spec)
+    assert (s.steps, s.frames) == (4, 12)

@@ -25,7 +25,7 @@ def events(records: Records, began: float = 1000.0) -> bytes:
     """An event file's content; the file was made at `began`."""
     content = [record(event_pb2.Event(wall_time=began, file_version="brain.Event:2"))]
     for step, wall_time, values in records:
-        # As TensorFlow writes them: an event for each scalar, a tensor of one float.
+        # As `tf.summary.scalar` writes them: an event for each, a tensor of one float.
         for tag, value in values.items():
             event = event_pb2.Event(wall_time=wall_time, step=step)
             added = event.summary.value.add(tag=tag)

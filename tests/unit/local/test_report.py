@@ -111,6 +111,12 @@ def test_numbers_that_json_has_not_are_gaps(tmp_path: pathlib.Path) -> None:
     assert chart["series"][0]["y"] == [None, None, 4]
 
 
+def test_a_return_that_is_no_number(tmp_path: pathlib.Path) -> None:
+    folder = run_folders.make(tmp_path, run_folders.returns((1, 4), (2, math.nan)))
+    (row,) = cells(page.report([read(folder)]))
+    assert row["return"] == "-"
+
+
 # Tables.
 
 
@@ -142,7 +148,7 @@ def test_a_run_that_has_ended_well(tmp_path: pathlib.Path) -> None:
     [
         ({"failure": "the learner <died>"}, "failed: the learner <died>"),
         ({"failure": None}, "stopped before its 100 frames"),
-        (None, "not running; it has not said how it ended"),
+        (None, "not known"),
     ],
 )
 def test_a_run_that_has_recorded_nothing(

@@ -128,6 +128,17 @@ def test_holes_do_not_push_items_out_early() -> None:
     assert keys[1] in priorities(table)
 
 
+def test_a_table_that_can_never_be_sampled_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    table = make_table(max_items=100, max_bytes=1000, min_size_to_sample=50)
+    fill(table, np.ones(10), block=b"y" * 90)
+    assert not caplog.text
+    fill(table, np.ones(5), block=b"y" * 90)
+    assert "max_bytes 1000 holds" in caplog.text
+    assert "min_size_to_sample is 50: nothing can be sampled" in caplog.text
+    fill(table, np.ones(5), block=b"y" * 90)
+    assert caplog.text.count("nothing can be sampled") == 1  # each minute
+
+
 def test_long_use_keeps_all_accounts_straight() -> None:
     rng = np.random.default_rng(0)
     table = make_table(max_items=100, max_bytes=4000, max_times_sampled=4)

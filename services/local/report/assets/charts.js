@@ -71,7 +71,7 @@ function xAxis(chart, low, high, width) {
     [divisor, unit] = fitting.length ? fitting[fitting.length - 1] : DURATIONS[0];
     label = `${label} (${unit})`;
   }
-  const { step, values } = ticks(low / divisor, high / divisor, width / 90);
+  const { step, values } = ticks(low / divisor, high / divisor, width / 70);
   return {
     label,
     low,

@@ -38,7 +38,10 @@ function valuesBlock(block) {
   const list = htmlElement("dl", "values");
   for (const [name, value] of block.values) {
     const item = htmlElement("div");
-    item.append(htmlElement("dt", "", name), htmlElement("dd", "", value));
+    const [, figure, note] = value.match(/^(.*?)( \(.*\))?$/s);
+    const description = htmlElement("dd", "", figure);
+    if (note) description.append(htmlElement("small", "", note));
+    item.append(htmlElement("dt", "", name), description);
     list.append(item);
   }
   return [list];
@@ -136,7 +139,7 @@ function chartsBlock(block) {
 // Videos.
 
 function videosBlock(block) {
-  const grid = htmlElement("div", "grid");
+  const grid = htmlElement("div", "wide grid");
   for (const { source, type, caption } of block.videos) {
     const figure = htmlElement("figure");
     const picture = htmlElement(type.startsWith("image/") ? "img" : "video");
@@ -194,7 +197,7 @@ async function follow() {
     show(await answer.json());
     state.textContent = "";
   } catch {
-    state.textContent ||= `No answer since ${new Date().toLocaleTimeString()}: the run has ended, or cannot be reached.`;
+    state.textContent ||= `No answer since ${new Date().toLocaleTimeString()}: the run has ended, or cannot be reached. A page that stays: seedpod report.`;
   }
   setTimeout(follow, REFRESH_MILLISECONDS);
 }
