@@ -176,7 +176,10 @@ class Game:
         self._ends_on_out_of_play: bool = settings.end_episode_on_out_of_play
         self._ends_on_possession_change: bool = settings.end_episode_on_possession_change
         self._engine.state = self._api.libgame.GameState.game_running
-        self._engine.reset(settings, False)
+        if self._renders:
+            rendering.reset(self._engine, settings)
+        else:
+            self._engine.reset(settings, False)
         self._waited_steps = 0
         self._lead = 0
         self._previous_mode = -1

@@ -53,9 +53,14 @@ def check() -> None:
 
 def start() -> Any:
     """An engine that can render, which it does when it is asked for a frame."""
-    instance = engine.start(_RESOLUTION, renders=True)
+    return engine.start(_RESOLUTION, renders=True)
+
+
+def reset(instance: Any, settings: Any) -> None:
+    """Begins a game that can be rendered: what that takes is prepared here, or never."""
+    instance.game_config.render = True
+    instance.reset(settings, False)
     instance.game_config.render = False
-    return instance
 
 
 def render(instance: Any) -> npt.NDArray[np.uint8]:
