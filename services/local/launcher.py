@@ -168,6 +168,11 @@ class _Run:
             f"--set=learner.address={self._address}",
             *learner_arguments,
         ]
+        # Where actors hold the policy, those that train are another program, and send unrolls.
+        self._trajectory_address: str | None = None
+        if experiment.learner.inference == "actors" and not learner_arguments:
+            self._trajectory_address = f"127.0.0.1:{_free_port()}"
+            arguments.append(f"--set=learner.trajectory_address={self._trajectory_address}")
         self._replay: Service | None = None
         # An evaluation, which has arguments, neither fills nor reads replay.
         if experiment.learner.algorithm == "r2d2" and not learner_arguments:
@@ -210,14 +215,19 @@ class _Run:
 
     def _start_actors(self) -> None:
         for i in range(self._local.actors):
-            self._start_actor(f"actor-{i}")
+            if self._trajectory_address is None:
+                self._start_actor(f"actor-{i}", "services.actor", self._address)
+            else:
+                module = "services.learner.impala_actor"
+                self._start_actor(f"actor-{i}", module, self._trajectory_address)
         if self._local.evaluation_environments and not self._evaluates:
-            self._start_actor("evaluator", *evaluator_settings(self._local))
+            settings = evaluator_settings(self._local)
+            self._start_actor("evaluator", "services.actor", self._address, *settings)
 
-    def _start_actor(self, name: str, *settings: str) -> None:
+    def _start_actor(self, name: str, module: str, learner: str, *settings: str) -> None:
         command = [
-            *("-m", "services.actor", "--child", f"--experiment={self._document}"),
-            *(f"--set=actor.learner_address={self._address}", f"--name={name}"),
+            *("-m", module, "--child", f"--experiment={self._document}"),
+            *(f"--set=actor.learner_address={learner}", f"--name={name}"),
         ]
         if self._actor_metrics_port:
             port = self._actor_metrics_port + len(self._actors)
