@@ -297,12 +297,14 @@ class TrajectoryServer:
 
 
 def _parse(kind: type[_Message], data: bytes) -> _Message:
+    message = kind()
     try:
-        return kind.FromString(data)
+        message.ParseFromString(data)
     except DecodeError as error:
         raise StatusError(
             grpc.StatusCode.INVALID_ARGUMENT, f"not a {kind.__name__}: {error}"
         ) from None
+    return message
 
 
 def _check_account(message: trajectory_pb2.PutUnrollsRequest) -> None:
