@@ -11,7 +11,7 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
-.PHONY: chaos soak audit selftest bench-atari bench-football bench-replay clean
+.PHONY: chaos soak audit selftest bench-atari bench-football bench-replay bench-scale clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +77,9 @@ bench-football: setup ## Measure football steps per CPU-second against the stock
 
 bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
+
+bench-scale: setup ## Measure what 100 to 4,000 environments cost one learner and two.
+	@exec $(PYTHON) -m tests.benchmarks.bench_scale $(ARGS)
 
 clean: ## Remove what the other targets made here (the engine's wheel cache stays).
 	rm -rf $(VENV) build wheels services/shared/generated seedpod.egg-info
