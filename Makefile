@@ -11,7 +11,8 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
-.PHONY: chaos soak audit selftest bench-atari bench-football bench-replay bench-scale clean
+.PHONY: chaos soak audit selftest bench-atari bench-football bench-inference bench-replay
+.PHONY: bench-scale clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +75,9 @@ bench-atari: setup ## Measure Atari steps per CPU-second against the bare emulat
 
 bench-football: setup ## Measure football steps per CPU-second against the stock wrapper.
 	@exec $(PYTHON) -m tests.benchmarks.bench_football $(ARGS)
+
+bench-inference: setup ## Measure what serving an action costs the learner.
+	@OPENBLAS_NUM_THREADS=1 exec $(PYTHON) -m tests.benchmarks.bench_inference $(ARGS)
 
 bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)

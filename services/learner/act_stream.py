@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from services.shared.specs import ContinuousActionSpec, DataType, StepType
 from services.shared.status import StatusError
 
 # Plain integers: numpy compares with them several times faster than with an enum's members.
-_FIRST, _LAST, _ABSENT = int(StepType.FIRST), int(StepType.LAST), int(StepType.ABSENT)
+_FIRST, _MID, _LAST, _ABSENT = (int(step_type) for step_type in StepType)
 
 
 class ActStream:
@@ -43,8 +44,15 @@ class ActStream:
         self._store = store
         self._slots = np.array(slots, np.int64)
         self._layout = wire.ObservationLayout(spec.observation, len(slots))
-        # Row 0 of each slot in the flat views of the store.
+        # Row 0 of each slot in the flat views of the store, and the newest record's row.
         self._first_rows = self._slots * store.layout.ring
+        self._rows = self._first_rows
+        # What nearly all requests bring: every environment amid its episode, with the
+        # incarnations of the request before. `_steady` are those, unless one of its records was
+        # LAST or ABSENT.
+        self._all_mid = np.full(len(slots), _MID, np.uint8).tobytes()
+        self._all_ones = np.ones(len(slots), np.float32).tobytes()
+        self._steady = b""
         self._scale = (
             spec.action.to_environment if isinstance(spec.action, ContinuousActionSpec) else None
         )
@@ -63,8 +71,11 @@ class ActStream:
         Raises:
           StatusError: INVALID_ARGUMENT, see the proto.
         """
-        answered = int(self._store.group_answered[self.group])
+        store, ring = self._store, self._store.layout.ring
+        answered = int(store.group_answered[self.group])
+        written = store.written[self._slots]
         if request.sequence == answered and answered > 0:
+            self._rows = self._first_rows + (written - 1) % ring
             return False
         if request.sequence != answered + 1:
             raise invalid(f"sequence is {request.sequence}, allowed: {answered} or {answered + 1}")
@@ -79,29 +90,30 @@ class ActStream:
                 f" {self._layout.total_bytes} for {k} slots"
             )
         tensors = self._layout.views(request.observation)
-        store, slots, ring = self._store, self._slots, self._store.layout.ring
-        written = store.written[slots]
-        previous = store.step_type_flat[self._first_rows + (written - 1) % ring]
-        begins = (incarnation != store.slot_incarnation[slots]) | (previous == _LAST)
-        # One look at the whole; only what fails it, or has absent rows, is checked row by row.
+        steady = (
+            request.step_type == self._all_mid
+            and request.incarnation == self._steady
+            and request.discount == self._all_ones
+        )
         if not (
-            step_type.max() < _ABSENT
-            and (begins == (step_type == _FIRST)).all()
-            and incarnation.all()
-            and np.isfinite(reward).all()
-            and ((discount >= 0) & (discount <= 1)).all()
+            steady
+            and _finite(reward)
             and all(self._is_valid(i, tensor) for i, tensor in enumerate(tensors))
         ):
-            self._check(incarnation, step_type, reward, discount, tensors, previous, begins)
-        rows = self._first_rows + written % ring
-        for target, tensor in zip(store.observation_flat, tensors, strict=True):
-            target[rows] = tensor
+            self._check(incarnation, step_type, reward, discount, tensors, written)
+            calm = step_type.max() < _LAST
+            self._steady = request.incarnation if calm else b""
+        rows = self._rows = self._first_rows + written % ring
+        for target, block in zip(
+            store.observation_rows, self._layout.rows(request.observation), strict=True
+        ):
+            target[rows] = block
         store.reward_flat[rows] = reward
         store.discount_flat[rows] = discount
         store.incarnation_flat[rows] = incarnation
         store.step_type_flat[rows] = step_type
         if request.episodes:
-            self._write_episodes(request.episodes, slots[step_type == _LAST])
+            self._write_episodes(request.episodes, self._slots[step_type == _LAST])
         self._wants_policy = request.wants_policy
         return True
 
@@ -126,7 +138,7 @@ class ActStream:
     def _is_valid(self, index: int, tensor: npt.NDArray[Any]) -> bool:
         spec = self._store.layout.spec.observation[index]
         if spec.data_type is DataType.FLOAT32:
-            return bool(np.isfinite(tensor).all())
+            return _finite(tensor)
         return not spec.num_values or bool(((tensor >= 0) & (tensor < spec.num_values)).all())
 
     def _check(
@@ -136,10 +148,12 @@ class ActStream:
         reward: npt.NDArray[Any],
         discount: npt.NDArray[Any],
         tensors: tuple[npt.NDArray[Any], ...],
-        previous: npt.NDArray[Any],
-        begins: npt.NDArray[Any],
+        written: npt.NDArray[np.int64],
     ) -> None:
         """Raises a StatusError that names what is wrong, if something is."""
+        store = self._store
+        previous = store.step_type_flat[self._first_rows + (written - 1) % store.layout.ring]
+        begins = (incarnation != store.slot_incarnation[self._slots]) | (previous == _LAST)
         if step_type.max() > _ABSENT:
             raise invalid(f"step_type is {step_type.max()}, allowed: 0 to {_ABSENT}")
         present = step_type != _ABSENT
@@ -168,9 +182,8 @@ class ActStream:
 
     def answer(self) -> bytes:
         """The answer to the newest processed request, serialized."""
-        store, slots = self._store, self._slots
-        newest = self._first_rows + (store.written[slots] - 1) % store.layout.ring
-        action = store.action_flat[newest]
+        store = self._store
+        action = store.action_flat[self._rows]
         if self._scale is not None:
             action = self._scale(action)
         self.finished = bool(store.finished[0])
@@ -181,8 +194,8 @@ class ActStream:
         )
         if self._wants_policy:
             layout = store.layout
-            parameters = store.policy_parameters_flat[newest]
-            response.value = explanation.value(layout, store.value[slots]).tobytes()
+            parameters = store.policy_parameters_flat[self._rows]
+            response.value = explanation.value(layout, store.value[self._slots]).tobytes()
             response.policy = explanation.explain(layout, parameters).tobytes()
             response.policy_kind = layout.policy_kind  # type: ignore[assignment]
         return bytes(response.SerializeToString())
@@ -193,7 +206,14 @@ def invalid(message: str) -> StatusError:
     return StatusError(grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
-def _column(field: memoryview, dtype: type[np.generic], k: int, name: str) -> npt.NDArray[Any]:
+def _finite(x: npt.NDArray[Any]) -> bool:
+    """Whether all elements are."""
+    flat = x.reshape(-1)
+    # The sum of the squares is one fast pass; it may also be out of range.
+    return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+
+
+def _column(field: bytes, dtype: type[np.generic], k: int, name: str) -> npt.NDArray[Any]:
     expected = k * np.dtype(dtype).itemsize
     if len(field) != expected:
         raise invalid(f"{name} has {len(field)} bytes, must have {expected} for {k} slots")

@@ -6,6 +6,7 @@ environments: every step is a numpy operation over env slots.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -24,6 +25,8 @@ from services.learner.unrolls import IntArray, UnrollAssembler
 from services.shared.config import LearnerConfig
 from services.shared.specs import StepType
 
+# Plain integers: numpy compares with them several times faster than with an enum's members.
+_FIRST, _ABSENT = int(StepType.FIRST), int(StepType.ABSENT)
 _IDLE_SECONDS = 0.1  # how soon the loop notices that it shall stop, when nothing arrives
 
 Arrays = tuple[npt.NDArray[np.generic], ...]
@@ -152,6 +155,8 @@ class InferenceLoop:
         self._cpu_time = cpu_time
         self._queue: list[_Request] = []
         self._last_step = time.monotonic()
+        # When the oldest request that is not held back has waited long enough.
+        self._due_at = math.inf
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -167,37 +172,39 @@ class InferenceLoop:
 
     def step(self) -> None:
         """Takes what has arrived and processes a batch if one is due."""
-        with self._transport.lock:
+        transport = self._transport
+        with transport.lock:
             now = time.monotonic()
-            taken = self._transport.take()
-            self._queue = [r for r in self._queue if self._transport.is_current(r.group, r.epoch)]
+            taken = transport.take()
+            self._queue = [r for r in self._queue if transport.is_current(r.group, r.epoch)]
             self._queue += [_Request(group, now) for group in taken]
-            if batch := self._due(now):
+            ready = [r for r in self._queue if self._has_room(r)]
+            self._observe_held(len(self._queue) - len(ready), now)
+            if batch := self._due(ready, now):
                 chosen = set(map(id, batch))
                 self._queue = [r for r in self._queue if id(r) not in chosen]
+                ready = [r for r in ready if id(r) not in chosen]
                 self._process([r.group for r in batch])
                 self._statistics.queue_wait.observe(now - batch[0].arrived)
-            self._count_held(now)
+            # Requests that are held back for lack of room wait for `wake`, not for the clock.
+            self._due_at = min((r.arrived for r in ready), default=math.inf)
+            self._due_at += self._max_wait_seconds
 
-    def _count_held(self, now: float) -> None:
-        held = sum(not self._has_room(request) for request in self._queue)
+    def _observe_held(self, held: int, now: float) -> None:
+        self._statistics.observe_busy(
+            "held", self._statistics.held_groups * (now - self._last_step)
+        )
         self._statistics.held_groups = held
-        self._statistics.observe_busy("held", held * (now - self._last_step))
         self._last_step = now
 
     def _patience(self) -> float:
-        # Requests that are held back for lack of room wait for `wake`, not for the clock.
-        waiting = [r.arrived for r in self._queue if self._has_room(r)]
-        if not waiting:
-            return _IDLE_SECONDS
-        return min(waiting) + self._max_wait_seconds - time.monotonic()
+        return min(_IDLE_SECONDS, self._due_at - time.monotonic())
 
     def _has_room(self, request: _Request) -> bool:
         return self._store.finished[0] > 0 or self._assembler.has_room(request.group.slots)
 
-    def _due(self, now: float) -> list[_Request]:
+    def _due(self, ready: list[_Request], now: float) -> list[_Request]:
         """The requests to process now: none while it pays to wait for more."""
-        ready = [r for r in self._queue if self._has_room(r)]
         if not ready:
             return []
         batch: list[_Request] = []
@@ -221,25 +228,41 @@ class InferenceLoop:
         store = self._store
         slots = np.concatenate([group.slots for group in groups])
         records = store.written[slots]
-        rows = records % store.layout.ring
-        present = store.step_type[slots, rows] != StepType.ABSENT
-        if not present.all():
+        rows = slots * store.layout.ring + records % store.layout.ring
+        step_type = store.step_type_flat[rows]
+        present = step_type != _ABSENT
+        if np.count_nonzero(present) < len(slots):
             slots, records, rows = slots[present], records[present], rows[present]
+            step_type = step_type[present]
         with self._cpu_time.inference(len(slots)):
             if len(slots):
-                self._advance(slots, records, rows)
+                self._advance(slots, records, rows, step_type)
             self._transport.answer(groups)
 
-    def _advance(self, slots: IntArray, records: IntArray, rows: IntArray) -> None:
+    def _advance(
+        self, slots: IntArray, records: IntArray, rows: IntArray, step_type: npt.NDArray[np.uint8]
+    ) -> None:
+        """Chooses actions.
+
+        Args:
+          slots: int64 [n].
+          records: int64 [n], the number of each slot's record.
+          rows: int64 [n], where these are in the store's flat arrays.
+          step_type: uint8 [n], theirs.
+        """
         store, assembler = self._store, self._assembler
-        step_type, reward = store.step_type[slots, rows], store.reward[slots, rows]
-        first = step_type == StepType.FIRST
-        assembler.begin(slots, records, first)
+        reward = store.reward_flat[rows]
+        first = step_type == _FIRST
+        assembler.begin(slots, records, rows, first)
+        # `take` copies whole records, which indexing with an array does not.
         observation = tuple(
-            tensor[slots, rows]
-            if spec.stack == 1
-            else tensor[slots[:, None], assembler.stack_rows(slots, records, spec.stack)]
-            for tensor, spec in zip(store.observation, store.layout.spec.observation, strict=True)
+            tensor.take(
+                rows if spec.stack == 1 else assembler.stack_rows(slots, records, spec.stack),
+                axis=0,
+            )
+            for tensor, spec in zip(
+                store.observation_flat, store.layout.spec.observation, strict=True
+            )
         )
         previous = store.action[slots, (records - 1) % store.layout.ring]
         version = self._policy.version
@@ -250,10 +273,10 @@ class InferenceLoop:
         seconds = time.monotonic() - started
         self._statistics.inference_latency.observe(seconds)
         self._statistics.observe_busy("inference", seconds)
-        store.action[slots, rows] = decisions.action
-        store.policy_parameters[slots, rows] = decisions.policy_parameters
+        store.action_flat[rows] = decisions.action
+        store.policy_parameters_flat[rows] = decisions.policy_parameters
         store.value[slots] = decisions.value
-        store.policy_version[slots, rows] = version
+        store.policy_version_flat[rows] = version
         for part, new in zip(self._state, decisions.state, strict=True):
             part[slots] = new
         store.written[slots] = records + 1

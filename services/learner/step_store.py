@@ -88,6 +88,8 @@ class StepStore:
       policy_parameters: float32 [slots, ring, P], of the policy that chose it.
       policy_version: int64 [slots, ring], number of updates that policy had seen.
       <name>_flat: The same memory as [slots * ring, ...]: one index array is faster than two.
+      observation_rows: The same again, [slots * ring] each, a record's bytes as one element: a
+        fifth of the time for writing rows of 460 bytes.
       written: int64 [slots], number of records processed, so the next record's number.
       value: float32 [slots], that the policy gave to the newest processed record.
       episode_info: uint8 [slots, EPISODE_INFO_BYTES], a serialized EpisodeInfo.
@@ -121,12 +123,21 @@ class StepStore:
         self.policy_parameters = views["policy_parameters"]
         self.policy_version = views["policy_version"]
         self.observation_flat = tuple(_flat(x) for x in self.observation)
+        self.observation_rows = tuple(
+            np.ndarray(
+                (layout.slots * layout.ring,),
+                np.dtype((np.void, tensor.storage_bytes)),
+                buffer=x,
+            )
+            for tensor, x in zip(layout.spec.observation, self.observation, strict=True)
+        )
         self.reward_flat = _flat(self.reward)
         self.discount_flat = _flat(self.discount)
         self.step_type_flat = _flat(self.step_type)
         self.incarnation_flat = _flat(self.incarnation)
         self.action_flat = _flat(self.action)
         self.policy_parameters_flat = _flat(self.policy_parameters)
+        self.policy_version_flat = _flat(self.policy_version)
         self.written = views["written"]
         self.value = views["value"]
         self.episode_info = views["episode_info"]

@@ -23,6 +23,9 @@ from services.shared.specs import EnvironmentSpec, StepType
 
 IntArray = npt.NDArray[np.int64]
 
+# A plain integer: numpy compares with it several times faster than with an enum's member.
+_TRAINING = int(Role.TRAINING)
+
 
 def context_length(spec: EnvironmentSpec) -> int:
     """Records kept before an unroll's first: for frame stacks and for the previous action."""
@@ -191,32 +194,37 @@ class UnrollAssembler:
 
     def has_room(self, slots: IntArray) -> bool:
         """Whether every slot's row after its newest arrived record may be overwritten."""
-        needed = self._oldest[slots] - self._context
-        used = self._store.written[slots] + 2 - needed
-        return bool(np.all(used <= self._store.layout.ring))
+        spare = self._store.layout.ring - self._context - 2
+        used = self._store.written[slots] - self._oldest[slots]
+        return bool(np.count_nonzero(used <= spare) == len(slots))
 
-    def begin(self, slots: IntArray, records: IntArray, first: npt.NDArray[np.bool_]) -> None:
+    def begin(
+        self, slots: IntArray, records: IntArray, rows: IntArray, first: npt.NDArray[np.bool_]
+    ) -> None:
         """Takes notice of records that are about to be processed.
 
         Args:
           slots: int64 [n].
           records: int64 [n], number of each slot's record.
-          first: bool [n], whether it is a FIRST.
+          rows: int64 [n], where these are in the store's flat arrays.
+          first: bool [n], whether it is a FIRST. A new incarnation begins with one.
         """
         store = self._store
-        incarnation = store.incarnation[slots, records % store.layout.ring]
-        renewed = incarnation != store.slot_incarnation[slots]
-        store.slot_incarnation[slots] = incarnation
-        self._first[slots[first]] = records[first]
-        trained = self._roles[slots] == Role.TRAINING
-        if not trained.all():
+        renewed = first
+        if np.count_nonzero(first):
+            incarnation = store.incarnation_flat[rows]
+            renewed = incarnation != store.slot_incarnation[slots]
+            store.slot_incarnation[slots] = incarnation
+            self._first[slots[first]] = records[first]
+        trained = self._roles[slots] == _TRAINING
+        if np.count_nonzero(trained) < len(slots):
             self._pass_over(slots[~trained], records[~trained])
             slots, records = slots[trained], records[trained]
             first, renewed = first[trained], renewed[trained]
         self.received_steps[slots] += ~first
         complete = ~renewed & (records - self._start[slots] == self._length)
         starts = renewed | complete
-        if not starts.any():
+        if not np.count_nonzero(starts):
             return
         lost = slots[renewed]
         self.dropped_steps[lost] += self.received_steps[lost] - self._steps_at_start[lost]
@@ -275,11 +283,13 @@ class UnrollAssembler:
         """Rows of the frames that the records' observations are stacked from.
 
         Returns:
-          int64 [n, stack], oldest first; an episode's first frame is repeated.
+          int64 [n, stack] into the store's flat arrays, oldest first; an episode's first frame
+          is repeated.
         """
         wanted = records[:, None] - np.arange(stack - 1, -1, -1)
-        rows: IntArray = np.maximum(wanted, self._first[slots][:, None])
-        return rows % self._store.layout.ring
+        newest: IntArray = np.maximum(wanted, self._first[slots][:, None])
+        ring = self._store.layout.ring
+        return (slots * ring)[:, None] + newest % ring
 
     def take(self, batch_size: int, timeout_seconds: float) -> list[Unroll] | None:
         """Waits for finished unrolls and takes up to `batch_size`.
@@ -311,22 +321,21 @@ class UnrollAssembler:
         slots, start, kept = np.array(unrolls, np.int64).T
         length, context = self._length, self._context
         records = start[:, None] + np.arange(-context, length + 1)
-        all_rows = records % store.layout.ring
+        all_rows = (slots * store.layout.ring)[:, None] + records % store.layout.ring
         rows = all_rows[:, context:]
-        column = slots[:, None]
         spec = store.layout.spec
-        step_type = store.step_type[column, all_rows]
+        step_type = store.step_type_flat[all_rows]
         return RecordBatch(
-            observation=tuple(tensor[column, all_rows] for tensor in store.observation),
+            observation=tuple(tensor.take(all_rows, axis=0) for tensor in store.observation_flat),
             stack_index=tuple(
                 stack_index(step_type, context, tensor.stack) for tensor in spec.observation
             ),
-            previous_action=store.action[column, all_rows[:, context - 1 : -1]],
-            action=store.action[column, rows],
-            reward=store.reward[column, rows],
-            discount=store.discount[column, rows],
+            previous_action=store.action_flat[all_rows[:, context - 1 : -1]],
+            action=store.action_flat[rows],
+            reward=store.reward_flat[rows],
+            discount=store.discount_flat[rows],
             step_type=step_type[:, context:],
-            policy_parameters=store.policy_parameters[column, rows],
+            policy_parameters=store.policy_parameters_flat[rows],
             initial_state=tuple(part[slots, kept] for part in self._start_state),
-            policy_version=store.policy_version[column, rows],
+            policy_version=store.policy_version_flat[rows],
         )

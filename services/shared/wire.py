@@ -22,13 +22,13 @@ API_VERSION = "seedpod.inference.v1"
 
 
 class ActRequestFields(NamedTuple):
-    """An ActRequest; the byte fields are views into the received message."""
+    """An ActRequest; `observation` is a view into the received message."""
 
     sequence: int
-    incarnation: memoryview
-    step_type: memoryview
-    reward: memoryview
-    discount: memoryview
+    incarnation: bytes
+    step_type: bytes
+    reward: bytes
+    discount: bytes
     environment_cpu_seconds: float
     actor_cpu_seconds: float
     observation: memoryview
@@ -52,8 +52,8 @@ def read_act_request(message: bytes) -> ActRequestFields:
     Raises:
       MalformedMessage: The bytes are not a protobuf message.
     """
-    fields: list[int | float | memoryview] = [
-        0, _EMPTY, _EMPTY, _EMPTY, _EMPTY, 0.0, 0.0, _EMPTY,
+    fields: list[int | float | bytes | memoryview] = [
+        0, b"", b"", b"", b"", 0.0, 0.0, _EMPTY,
     ]  # fmt: skip
     episodes: list[inference_pb2.EpisodeInfo] = []
     wants_policy = False
@@ -61,7 +61,11 @@ def read_act_request(message: bytes) -> ActRequestFields:
     end = len(message)
     at = 0
     while at < end:
-        tag, at = varint.read(message, at)
+        tag = message[at]
+        if tag < 0x80:  # of the fields up to 15; a call would cost more than the rest
+            at += 1
+        else:
+            tag, at = varint.read(message, at)
         number, kind = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise MalformedMessage(f"field number {number} at byte {at}")
@@ -70,8 +74,10 @@ def read_act_request(message: bytes) -> ActRequestFields:
             stop = at + length
             if stop > end:
                 raise MalformedMessage(f"field {number} of {length} bytes is cut off")
-            if 2 <= number <= 5 or number == 8:
-                fields[number - 1] = view[at:stop]
+            if 2 <= number <= 5:
+                fields[number - 1] = message[at:stop]
+            elif number == 8:
+                fields[7] = view[at:stop]
             elif number == 9:
                 episodes.append(_episode_info(view[at:stop]))
             at = stop
@@ -106,10 +112,13 @@ class ObservationLayout:
 
     def __init__(self, observation: tuple[specs.TensorSpec, ...], k: int) -> None:
         """Computes the layout for `k` slots."""
+        self._k = k
         self._blocks = []
+        self._rows = []
         at = 0
         for spec in observation:
             self._blocks.append((spec.storage_dtype, (k, *spec.storage_shape), at))
+            self._rows.append((np.dtype((np.void, spec.storage_bytes)), at))
             at += k * spec.storage_bytes
         self.total_bytes = at
 
@@ -120,6 +129,12 @@ class ObservationLayout:
         return tuple(
             np.ndarray(shape, dtype, buffer=observation, offset=at)
             for dtype, shape, at in self._blocks
+        )
+
+    def rows(self, observation: memoryview) -> tuple[npt.NDArray[np.void], ...]:
+        """The blocks as arrays [k] of whole rows, which numpy copies as they are."""
+        return tuple(
+            np.ndarray((self._k,), dtype, buffer=observation, offset=at) for dtype, at in self._rows
         )
 
 
