@@ -134,7 +134,7 @@ def _clients(
     def all_served() -> bool:
         if not all(client.is_alive() for client in clients):
             raise RuntimeError("a client process has ended; its error is above")
-        return sum(served.value for _, served in counters) == streams * _CLIENT_PROCESSES
+        return bool(sum(served.value for _, served in counters) == streams * _CLIENT_PROCESSES)
 
     try:
         _wait(all_served, f"{environments} environments to be served")
