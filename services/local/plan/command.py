@@ -69,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="DOLLARS",
             help="an hour (%(default)s)",
         )
-    parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
 
 
 def _positive(text: str) -> float:
@@ -80,7 +79,7 @@ def _positive(text: str) -> float:
 
 
 def run(parsed: argparse.Namespace) -> int:
-    """Prints a plan; returns the exit status.
+    """Prints a plan, with one JSON object as the last line; returns the exit status.
 
     Raises:
       ConfigError: The experiment cannot be planned; the message says what is missing.
@@ -102,9 +101,8 @@ def run(parsed: argparse.Namespace) -> int:
     slots = found.system.environments
     if slots > experiment.learner.max_slots:
         print(f"needs: --set learner.max_slots={slots}, which is {experiment.learner.max_slots}")
-    if parsed.json:
-        plain = {name: value for name, (value, _) in figures.items()}
-        print(json.dumps({**plain, "busy": found.result.busy, "costs": dataclasses.asdict(costs)}))
+    plain = {name: value for name, (value, _) in figures.items()}
+    print(json.dumps({**plain, "busy": found.result.busy, "costs": dataclasses.asdict(costs)}))
     return 0
 
 

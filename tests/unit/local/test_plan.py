@@ -230,7 +230,7 @@ def test_costs_of_a_run() -> None:
 
 
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["plan", "--experiment=football", "--frames-per-second=1000", "--json"]) == 0
+    assert cli.main(["plan", "--experiment=football", "--frames-per-second=1000"]) == 0
     output = capsys.readouterr().out.splitlines()
     found = json.loads(output[-1])
     assert 980 <= found["frames_per_second"] < 1500
