@@ -69,8 +69,10 @@ class Learner:
         front_ends = runs.descendants(self._process.pid, "services.learner.front_end")
         process = _cpu_seconds(self._process.pid)
         metrics = runs.scrape(self._folder)
+        # A part that has used nothing yet has no sample.
         inference, training = (
-            metrics["seedpod_cpu_seconds_total", part] for part in ("inference", "training")
+            metrics.get(("seedpod_cpu_seconds_total", part), 0.0)
+            for part in ("inference", "training")
         )
         return {
             "front_end": sum(_cpu_seconds(p.pid) for p in front_ends),
