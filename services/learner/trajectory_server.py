@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+import uvloop
 from google.protobuf.message import DecodeError, Message
 
 from services.learner import trajectories
@@ -268,7 +269,7 @@ class TrajectoryServer:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            uvloop.run(self._serve())
         except Exception as error:  # `start` tells of it, if it is still waiting
             self._error = error
             if self._started.is_set():
@@ -297,7 +298,7 @@ class TrajectoryServer:
 
 
 def _parse(kind: type[_Message], data: bytes) -> _Message:
-    message = kind()
+    message: _Message = kind()
     try:
         message.ParseFromString(data)
     except DecodeError as error:
