@@ -12,7 +12,7 @@ STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
 .PHONY: chaos soak audit selftest bench-atari bench-football bench-inference bench-replay
-.PHONY: bench-plan bench-scale clean
+.PHONY: bench-impala bench-plan bench-scale clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ bench-inference: setup ## Measure what serving an action costs the learner.
 
 bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
+
+bench-impala: setup ## Train football with inference by the learner and by actors (IMPALA).
+	@exec $(PYTHON) -m tests.benchmarks.bench_impala $(ARGS)
 
 bench-plan: setup ## Hold `seedpod plan`'s simulation against real runs and SEED RL's table.
 	@exec $(PYTHON) -m tests.benchmarks.bench_plan $(ARGS)
