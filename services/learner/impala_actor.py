@@ -42,7 +42,7 @@ def main() -> int:
       started or the learner refuses them, 2 for an experiment that is not valid.
     """
     processes.exit_on_sigterm()
-    from services.shared import config
+    from services.shared import config, profiling
 
     parser = argparse.ArgumentParser(prog="python -m services.learner.impala_actor")
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument(
         "--child", action="store_true", help="end when the parent process ends, however it ends"
     )
+    profiling.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -97,11 +98,14 @@ def main() -> int:
         *(f"--set={override}" for override in arguments.overrides),
         *(f"--set=actor.learner_address={policy.address}", "--set=actor.tls=null"),
     ]
-    policy.start()
-    try:
-        return _watch(command, policy, stop)
-    finally:
-        policy.stop()
+    profile = profiling.given(arguments)
+    command += [] if profile is None else profile.arguments()
+    with profiling.trace(profile, f"{arguments.name}-policy"):
+        policy.start()
+        try:
+            return _watch(command, policy, stop)
+        finally:
+            policy.stop()
 
 
 def _watch(command: list[str], policy: LocalPolicy, stop: _Stop) -> int:

@@ -83,7 +83,7 @@ def dollars(run: dict[str, float], prices: argparse.Namespace) -> float:
     network = run["learner_network_cpu"] / prices.accelerator_cores
     cores = run["actors_cpu"] + run["learner_cpu"] - run["learner_network_cpu"]
     per_thousand = cores * prices.core_price + network * prices.accelerator_price
-    return per_thousand * 1000 / 3600
+    return float(per_thousand * 1000 / 3600)
 
 
 def _parse() -> argparse.Namespace:
