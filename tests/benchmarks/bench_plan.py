@@ -18,7 +18,6 @@ from typing import Any
 import psutil
 
 from services.local.plan import calibration, planner
-from services.local.plan.system import System
 from services.shared import config
 from services.shared.cores import usable_cores
 from tests.benchmarks import paper_rows
@@ -53,23 +52,12 @@ def compare(name: str) -> dict[str, Any]:
     others = used - (now.children_user + now.children_system)
     others += own.children_user + own.children_system
     cores = usable_cores() - max(0.0, others) / seconds
-    learner, actor = settings.learner, settings.actor
-    system = System(
+    system = measured.system(
+        settings,
         actors=settings.local.actors,
-        workers=actor.workers or usable_cores(),
-        groups=actor.groups,
-        environments_per_group=actor.environments_per_group,
+        workers=settings.actor.workers or usable_cores(),
         learner_cores=cores,
-        front_ends=learner.front_ends,
-        inference_batch_size=learner.inference_batch_size,
-        max_wait_seconds=learner.inference_max_wait_seconds,
-        unroll_length=learner.unroll_length,
-        batch_size=learner.batch_size,
-        unrolls_per_slot=learner.unrolls_per_slot,
-        sample_reuse=learner.sample_reuse,
-        observation_bytes=measured.observation_bytes,
-        frames_per_step=measured.frames_per_step,
-        episode_steps=measured.episode_steps,
+        front_ends=settings.learner.front_ends,
         latency_seconds=_LATENCY_SECONDS,
     )
     result = planner.simulate(measured.costs(settings), system)

@@ -1,4 +1,4 @@
-"""Light clients for `bench_scale`: many streams in one process, environments that cost nothing.
+"""Light clients of `bench_inference` and `bench_scale`: many streams, idle environments.
 
 A request is the same bytes each time but for its sequence number.
 """
@@ -6,6 +6,7 @@ A request is the same bytes each time but for its sequence number.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc.aio
@@ -21,13 +22,22 @@ _STREAMS_PER_CONNECTION = 10
 _JOIN_SECONDS = 120.0
 _ANSWER_SECONDS = 60.0
 _RETRY_SECONDS = 0.2
+# Latencies that are kept of each process, the newest.
+KEPT = 1 << 16
 
 
 class Clients:
     """The streams of one process."""
 
     def __init__(
-        self, address: str, spec: EnvironmentSpec, streams: int, k: int, answers: Any, served: Any
+        self,
+        address: str,
+        spec: EnvironmentSpec,
+        streams: int,
+        k: int,
+        answers: Any,
+        served: Any,
+        latencies: Any = None,
     ) -> None:
         """Prepares.
 
@@ -38,6 +48,7 @@ class Clients:
           k: Environments of a group.
           answers: Shared int64, counts answers.
           served: Shared int64, counts streams that have had an answer.
+          latencies: Shared float64 [KEPT], a ring of the seconds that answers took.
         """
         self._address = address
         self._spec = spec
@@ -45,6 +56,7 @@ class Clients:
         self._k = k
         self._answers = answers
         self._served = served
+        self._latencies = np.zeros(KEPT) if latencies is None else np.frombuffer(latencies)
         self._first, self._next = (self._rest(t) for t in (StepType.FIRST, StepType.MID))
 
     async def run(self) -> None:
@@ -89,6 +101,7 @@ class Clients:
 
     async def _ask(self, call: Any, sequence: int, rest: bytes) -> bool:
         """Sends a request and waits for its answer; False if the stream has ended."""
+        began = time.perf_counter()
         try:
             await call.write(_SEQUENCE_TAG + varint.write(sequence) + rest)
             answer = await asyncio.wait_for(call.read(), _ANSWER_SECONDS)
@@ -96,6 +109,7 @@ class Clients:
             return False
         if answer is grpc.aio.EOF:
             return False
+        self._latencies[self._answers.value % KEPT] = time.perf_counter() - began
         self._answers.value += 1
         return True
 

@@ -9,14 +9,15 @@ import pathlib
 from typing import Any
 
 from services.learner import checkpoint
-from services.local.plan.system import Costs
+from services.local.plan.system import Costs, System
 from services.local.report.run import SUMMARY_FILE
 from services.shared import config
 
-# gRPC's, of each byte that a front end receives: 0.85 us/KB (make bench-inference).
+# gRPC's, of each byte that a front end receives: 0.85 us/KB of a bare stream; the whole front end
+# took 1.05 in make bench-inference (128 environments, 460 B against 13.8 KB).
 FRONT_END_BYTE_SECONDS = 0.85e-9
-# Of a batched call however small, TensorFlow's and the loop's (make bench-inference, mlp). A run's
-# CPU time by part gives the sum only; this is taken out of it, up to half.
+# Of a batched call however small, TensorFlow's and the loop's: an assumption. A run's CPU time by
+# part gives the sum only; this is taken out of it, up to half.
 INFERENCE_CALL_SECONDS = 0.0005
 
 
@@ -44,6 +45,29 @@ class Measured:
     def episode_steps(self) -> float:
         """Mean length of an episode."""
         return self.frames_per_episode / self.frames_per_step
+
+    def system(self, experiment: config.Experiment, **machines: Any) -> System:
+        """One learner with its actors, as that experiment has set them.
+
+        Args:
+          experiment: Of which groups, batches and unrolls are taken.
+          **machines: The other fields of `System`: processes, cores, network.
+        """
+        learner, actor = experiment.learner, experiment.actor
+        return System(
+            groups=actor.groups,
+            environments_per_group=actor.environments_per_group,
+            inference_batch_size=learner.inference_batch_size,
+            max_wait_seconds=learner.inference_max_wait_seconds,
+            unroll_length=learner.unroll_length,
+            batch_size=learner.batch_size,
+            unrolls_per_slot=learner.unrolls_per_slot,
+            sample_reuse=learner.sample_reuse,
+            observation_bytes=self.observation_bytes,
+            frames_per_step=self.frames_per_step,
+            episode_steps=self.episode_steps,
+            **machines,
+        )
 
     def costs(self, experiment: config.Experiment) -> Costs:
         """The costs of the parts, as that experiment has set groups and batches."""

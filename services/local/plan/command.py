@@ -114,11 +114,10 @@ def describe(
     Raises:
       ConfigError: The experiment is R2D2's, or its costs are not known.
     """
-    learner, actor = experiment.learner, experiment.actor
-    if learner.algorithm != "vtrace":
+    algorithm = experiment.learner.algorithm
+    if algorithm != "vtrace":
         raise config.ConfigError(
-            f"learner.algorithm is {learner.algorithm}, allowed here: vtrace; replay is not"
-            " simulated"
+            f"learner.algorithm is {algorithm}, allowed here: vtrace; replay is not simulated"
         )
     if learner.inference != "learner":
         raise config.ConfigError(
@@ -131,23 +130,13 @@ def describe(
         measured = calibration.of_preset(experiment.name)
     given = {name: value for name in _GIVEN if (value := getattr(parsed, name)) is not None}
     costs = dataclasses.replace(measured.costs(experiment), **given)
-    system = System(
+    system = measured.system(
+        experiment,
         actors=1,
-        workers=actor.workers or max(1, int(parsed.actor_cores)),
-        groups=actor.groups,
-        environments_per_group=actor.environments_per_group,
+        workers=experiment.actor.workers or max(1, int(parsed.actor_cores)),
         actor_cores=parsed.actor_cores,
         learner_cores=parsed.learner_cores,
         device=parsed.device,
-        inference_batch_size=learner.inference_batch_size,
-        max_wait_seconds=learner.inference_max_wait_seconds,
-        unroll_length=learner.unroll_length,
-        batch_size=learner.batch_size,
-        unrolls_per_slot=learner.unrolls_per_slot,
-        sample_reuse=learner.sample_reuse,
-        observation_bytes=measured.observation_bytes,
-        frames_per_step=measured.frames_per_step,
-        episode_steps=measured.episode_steps,
         latency_seconds=_LATENCY_SECONDS,
         bytes_per_second=_BYTES_PER_SECOND,
     )
