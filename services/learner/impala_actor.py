@@ -2,8 +2,8 @@
 
 `python -m services.learner.impala_actor --experiment FILE` runs a local policy and, as its child,
 an ordinary actor whose learner this process is. `actor.learner_address` names the learner's
-trajectory service. It belongs to the learner's folder, and to its image, for the network: an actor
-imports no TensorFlow.
+trajectory service. It belongs to the learner's folder, for the network: an actor imports no
+TensorFlow.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         nargs="?",
-        type=_count,
-        const=60,
+        type=_profile_seconds,
+        const="60",
         metavar="SECONDS",
         help="trace the first seconds of each service (60) into the run's folder",
     )
@@ -70,6 +70,11 @@ def _profile(parsed: argparse.Namespace, run: pathlib.Path) -> profiling.Profile
     if parsed.profile is None:
         return None
     return profiling.Profile(directory=str((run / "profile").resolve()), seconds=parsed.profile)
+
+
+def _profile_seconds(text: str) -> int:
+    profiling.require_tracer()
+    return _count(text)
 
 
 def _count(text: str) -> int:

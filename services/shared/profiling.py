@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import logging
 import os
 import pathlib
@@ -42,7 +43,9 @@ class Profile(pydantic.BaseModel):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds `--profile` and `--profile-seconds`; see `given`."""
-    parser.add_argument("--profile", metavar="DIR", help="write a trace for Perfetto into a folder")
+    parser.add_argument(
+        "--profile", type=_directory, metavar="DIR", help="write a trace for Perfetto into a folder"
+    )
     parser.add_argument(
         "--profile-seconds",
         type=_positive,
@@ -56,8 +59,20 @@ def given(parsed: argparse.Namespace) -> Profile | None:
     """What the command line asks for; None: nothing."""
     if parsed.profile is None:
         return None
-    directory = str(pathlib.Path(parsed.profile).resolve())
-    return Profile(directory=directory, seconds=parsed.profile_seconds)
+    return Profile(directory=parsed.profile, seconds=parsed.profile_seconds)
+
+
+def require_tracer() -> None:
+    """To be called while arguments are parsed, before anything starts.
+
+    Raises:
+      argparse.ArgumentTypeError: The extra `profile` is not installed.
+    """
+    if importlib.util.find_spec("viztracer") is None:
+        raise argparse.ArgumentTypeError(
+            "needs viztracer, which is not installed: pip install 'seedpod[profile]' (`make setup`"
+            " does; the images are without)"
+        )
 
 
 @contextlib.contextmanager
@@ -69,7 +84,7 @@ def trace(profile: Profile | None, name: str) -> Iterator[None]:
       name: Of the file and the process in it; slashes become dashes.
 
     Raises:
-      OSError: The folder cannot be made, or the extra `profile` is not installed.
+      OSError: The folder cannot be made.
     """
     if profile is None:
         yield
@@ -98,12 +113,8 @@ def trace(profile: Profile | None, name: str) -> Iterator[None]:
 
 
 def _start(profile: Profile, name: str) -> viztracer.VizTracer:
-    try:
-        import viztracer
-    except ImportError:
-        raise OSError(
-            "--profile needs viztracer: pip install 'seedpod[profile]' (`make setup` does)"
-        ) from None
+    import viztracer
+
     directory = pathlib.Path(profile.directory)
     directory.mkdir(parents=True, exist_ok=True)
     options: dict[str, Any] = {
@@ -119,6 +130,11 @@ def _start(profile: Profile, name: str) -> viztracer.VizTracer:
     )
     tracer.start()
     return tracer
+
+
+def _directory(text: str) -> str:
+    require_tracer()
+    return str(pathlib.Path(text).resolve())
 
 
 def _positive(text: str) -> float:

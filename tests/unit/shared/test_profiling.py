@@ -8,10 +8,12 @@ import pathlib
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from services.local import cli
 from services.shared import profiling
 from services.shared.profiling import Profile
 
@@ -34,6 +36,13 @@ with profiling.trace(profiling.Profile(directory=str(folder), seconds=1.0), "a/b
         time.sleep(0.05)
     connect()
 """
+
+
+def profiling_only(arguments: list[str]) -> None:
+    """A service's command line, as far as profiles go."""
+    parser = argparse.ArgumentParser()
+    profiling.add_arguments(parser)
+    parser.parse_args(arguments)
 
 
 def events(folder: pathlib.Path, pattern: str) -> list[dict[str, Any]]:
@@ -83,3 +92,21 @@ def test_no_profile_costs_nothing_and_bad_seconds_are_refused(
     with pytest.raises(SystemExit):
         parser.parse_args(["--profile-seconds=0"])
     assert "allowed: above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments"),
+    [(cli.main, ["train", "--profile"]), (profiling_only, ["--profile=x"])],
+)
+def test_without_the_tracer_nothing_starts(
+    main: Callable[[list[str]], object],
+    arguments: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, "viztracer", None)  # as if it were not installed
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    message = "--profile: needs viztracer, which is not installed: pip install 'seedpod[profile]'"
+    assert message in capsys.readouterr().err
