@@ -481,8 +481,6 @@ class LearnerService:
             "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu}
             if cpu
             else None,
-            "received_bytes": self.traffic[0],
-            "parameter_bytes": self.traffic[1],
             "steps": None if (steps := self.steps()) is None else steps.to_json(),
             "checkpoint": status.checkpoint or None,
             "failure": status.failure or None,

@@ -1,9 +1,8 @@
 """SEED against IMPALA: `make bench-impala`.
 
 Trains the same football scenario with inference by the learner (SEED) and by actors (IMPALA,
-`learner.inference=actors`), for the same frames, and prints what each costs: CPU time on the
-actors' side and on the learner's, bytes, frames/s. CPU times are those of the runs' summaries,
-which leave starts out. Without XLA: it would compile for longer than the short runs train.
+`learner.inference=actors`), and prints what each costs: CPU time on the actors' side and on the
+learner's, bytes, frames/s. Without XLA: it would compile for longer than these short runs train.
 
 What it would cost in a data centre follows from prices and from an assumption: how many of these
 cores one accelerator replaces for the network's arithmetic. IMPALA's actors have none.
@@ -15,66 +14,41 @@ from __future__ import annotations
 
 import argparse
 import json
-import pathlib
-import tempfile
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from tests.e2e import runs
+from tests.benchmarks import steady
 
-_SMM = ("football-smm", "--set=learner.xla=false")
+# Smaller batches than the preset's: larger networks take seconds for one of them.
+_SMM = ("football-smm", "--set=learner.xla=false", "--set=learner.batch_size=4")
 _SIZE = "--set=actor.environment_arguments.smm_size={}"
 _CHANNELS = "--set=learner.network.arguments.channels={}"
 
 
-class Row(NamedTuple):
-    """A network with its observation, and frames that take about a minute on two cores."""
-
-    frames: int
-    arguments: tuple[str, ...]
-
-
 ROWS = {
-    "simple115, MLP 2x256": Row(12_000, ("football",)),
-    "smm 96x72, default": Row(1_500, _SMM),
-    "smm 120x90, medium": Row(
-        500, (*_SMM, _SIZE.format("120x90"), _CHANNELS.format("[32,64,64,64]"))
-    ),
-    "smm 144x108, large": Row(
-        256, (*_SMM, _SIZE.format("144x108"), _CHANNELS.format("[64,128,128,128]"))
-    ),
+    "simple115, MLP 2x256": ("football",),
+    "smm 96x72, default": _SMM,
+    "smm 120x90, medium": (*_SMM, _SIZE.format("120x90"), _CHANNELS.format("[32,64,64,64]")),
+    "smm 144x108, large": (*_SMM, _SIZE.format("144x108"), _CHANNELS.format("[64,128,128,128]")),
 }
 DESIGNS = {"SEED": "learner", "IMPALA": "actors"}
 
 
-def measure(row: Row, frames: int | None, design: str) -> dict[str, float]:
-    """One run; CPU seconds are of 1,000 frames, bytes of one.
-
-    What comes before training counts for the frames that arrived: in a short run many of them are
-    in unrolls that are not finished at its end.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        summary = runs.train(
-            pathlib.Path(folder),
-            *row.arguments,
-            f"--frames={frames or row.frames}",
-            f"--set=learner.inference={DESIGNS[design]}",
-            "--set=local.page_port=null",
-            timeout=900,
-        )
-    cpu: dict[str, float] = summary["cpu_seconds_per_1000_frames"]
-    count, arrived = summary["frames"], summary["steps"]["received"]
-    actors = cpu["environment"] + cpu["actor"]
-    share = count / arrived
+def measure(arguments: Sequence[str], seconds: float, design: str) -> dict[str, float]:
+    """One run; CPU seconds are of 1,000 frames, bytes of one."""
+    inference = f"--set=learner.inference={DESIGNS[design]}"
+    costs = steady.measure(*arguments, inference, seconds=seconds)
+    actors = costs.cpu["environment"] + costs.cpu["actor"]
     return {
-        "frames": count,
-        "frames_per_second": summary["frames_per_second"],
-        "actors_cpu": actors * share,
-        "environment_cpu": cpu["environment"] * share,
-        "learner_cpu": cpu["total"] - actors,
+        "frames": costs.frames,
+        "frames_per_second": costs.frames_per_second,
+        "actors_cpu": actors,
+        "environment_cpu": costs.cpu["environment"],
+        "learner_cpu": costs.cpu["total"] - actors,
         # What an accelerator would do of it.
-        "learner_network_cpu": cpu["inference"] + cpu["training"],
-        "received_bytes": summary["received_bytes"] / arrived,
-        "parameter_bytes": summary["parameter_bytes"] / count,
+        "learner_network_cpu": costs.cpu["inference"] + costs.cpu["training"],
+        "received_bytes": costs.received_bytes,
+        "parameter_bytes": costs.parameter_bytes,
     }
 
 
@@ -92,7 +66,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--rows", nargs="+", choices=list(ROWS), default=default, help="(all but the large one)"
     )
-    parser.add_argument("--frames", type=int, help="of each run; default: a minute's")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each run (%(default)s)")
     parser.add_argument("--core-price", type=float, default=0.035, help="dollars an hour")
     parser.add_argument("--accelerator-price", type=float, default=1.0, help="dollars an hour")
     parser.add_argument(
@@ -126,10 +100,10 @@ def main() -> None:
     )
     table: dict[str, Any] = {}
     for name in prices.rows:
-        result = {d: measure(ROWS[name], prices.frames, d) for d in DESIGNS}
+        result = {d: measure(ROWS[name], prices.seconds, d) for d in DESIGNS}
         _print(name, result, prices)
         # By the environments' own time, which is the same in both but for the machine's moods and
-        # the steps of IMPALA's last unrolls, which never arrive.
+        # the lengths of episodes: football's resets are dear.
         seed, impala = (r["actors_cpu"] / r["environment_cpu"] for r in result.values())
         ratio = impala / seed
         for run in result.values():
