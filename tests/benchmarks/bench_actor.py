@@ -6,8 +6,9 @@ same number of environments, and one alone, are stepped in a loop with the same 
 count as steps in all of them: an actor sends a record of either.
 
 The difference between one and many environments in a loop is the caches' and not the actor's: so
-the actor is to be held against as many as it has. CPU time is what the processes' own clocks say.
-The last line is one JSON object with the same figures.
+the actor is to be held against as many as it has. Its CPU time is its worker's process clock, as
+the requests tell it, and the supervisor's. What the requests tell of the environments' part of it
+includes what a group does around each of their calls. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import psutil
 
 from services.actor import environments
 from services.learner.step_store import COUNTERS
@@ -47,7 +47,6 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing, 115 floats": (_SYNTHETIC, {}),
 }
 _WARM_UP_REQUESTS = 20
-_REQUEST_SECONDS = 10.0
 
 
 class Loop:
@@ -110,7 +109,7 @@ def _actor(
 def _run_actor(
     name: str, arguments: dict[str, Any], k: int, groups: int, seconds: float
 ) -> dict[str, float]:
-    """Steps, wall and CPU seconds of a whole actor; `environment`: of them the environments'."""
+    """Steps, wall and CPU seconds of a whole actor, and what it takes for the environments'."""
     config = LearnerConfig.model_validate(
         {
             "address": "localhost:0",
@@ -123,25 +122,21 @@ def _run_actor(
         inference_server.running(config, network=False) as (server, counts),
         _actor(counts.port.value, name, arguments, k, groups) as supervisor,
     ):
-        requests, environment = (COUNTERS.index(n) for n in ("requests", "environment_cpu_seconds"))
         inference_server.wait_for(
-            lambda: counts.store[requests] > _WARM_UP_REQUESTS,
+            lambda: counts.store[COUNTERS.index("requests")] > _WARM_UP_REQUESTS,
             server.is_alive,
             lambda: supervisor.poll() is None,
         )
-        workers = psutil.Process(supervisor.pid).children()
-        pids = [supervisor.pid, *(worker.pid for worker in workers)]
 
         def look() -> dict[str, float]:
-            # Just after a request: what it does not tell yet is little.
-            last, deadline = counts.store[requests], time.monotonic() + _REQUEST_SECONDS
-            while counts.store[requests] == last and time.monotonic() < deadline:
-                time.sleep(0.001)
+            told = dict(zip(COUNTERS, counts.store, strict=True))
+            environment = told["environment_cpu_seconds"]
+            worker = environment + told["actor_cpu_seconds"]
             return {
-                "steps": counts.store[requests] * k,
+                "steps": told["requests"] * k,
                 "wall": time.monotonic(),
-                "environment": counts.store[environment],
-                "cpu": sum(map(clock.cpu_seconds, pids)),
+                "environment": environment,
+                "cpu": worker + clock.cpu_seconds(supervisor.pid),
             }
 
         before = look()
@@ -171,8 +166,8 @@ def measure(
         "actor_steps_per_cpu_second": rate,
         "share_of_one": rate / rates["one"],
         "share_of_many": rate / rates["many"],
-        "environment_share": actor["environment"] / actor["cpu"],
-        "actor_us": (actor["cpu"] - actor["environment"]) / actor["steps"] * 1e6,
+        "added_us": (1 / rate - 1 / rates["many"]) * 1e6,
+        "told_environment_share": actor["environment"] / actor["cpu"],
         "steps_per_second": actor["steps"] / actor["wall"],
     }
 
@@ -188,7 +183,7 @@ def main() -> None:
     many = parsed.k * parsed.groups
     print(
         f"{'steps per CPU-second':32} {'alone':>9} {f'{many} in turn':>10} {'actor':>9}"
-        f" {'of alone':>9} {f'of {many}':>6} {'environment':>12} {'actor us':>9} {'steps/s':>9}"
+        f" {'of alone':>9} {f'of {many}':>7} {'us added':>9} {'steps/s':>9}"
     )
     table = {}
     for name in parsed.only:
@@ -198,8 +193,8 @@ def main() -> None:
             f"{name:32} {row['one_steps_per_cpu_second']:9,.0f}"
             f" {row['many_steps_per_cpu_second']:10,.0f}"
             f" {row['actor_steps_per_cpu_second']:9,.0f} {row['share_of_one']:9.1%}"
-            f" {row['share_of_many']:6.1%} {row['environment_share']:12.1%}"
-            f" {row['actor_us']:9.1f} {row['steps_per_second']:9,.0f}",
+            f" {row['share_of_many']:7.1%} {row['added_us']:9.1f}"
+            f" {row['steps_per_second']:9,.0f}",
             flush=True,
         )
     print(json.dumps({"k": parsed.k, "groups": parsed.groups, "rows": table}))

@@ -134,7 +134,8 @@ def main() -> None:
     for name in parsed.rows:
         row = ROWS[name]
         figures = measure(row, parsed.seconds, parsed.overrides)
-        table[name] = {"seedpod": figures, "peers": row.peers}
+        rounded = {part: round(value, 4) for part, value in figures.items()}
+        table[name] = {"seedpod": rounded, "peers": row.peers}
         print(
             f"{name:28} {figures['frames_per_second']:9,.0f} "
             + " ".join(f"{figures[part]:10.3f}" for part in parts)
