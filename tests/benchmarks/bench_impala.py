@@ -2,7 +2,7 @@
 
 Trains the same football scenario with inference by the learner (SEED) and by actors (IMPALA,
 `learner.inference=actors`), and prints what each costs: CPU time on the actors' side and on the
-learner's, bytes, frames/s. Without XLA: it would compile for longer than these short runs train.
+learner's, bytes, frames/s.
 
 What it would cost in a data centre follows from prices and from an assumption: how many of these
 cores one accelerator replaces for the network's arithmetic. IMPALA's actors have none.
@@ -20,7 +20,7 @@ from typing import Any
 from tests.benchmarks import steady
 
 # Smaller batches than the preset's: larger networks take seconds for one of them.
-_SMM = ("football-smm", "--set=learner.xla=false", "--set=learner.batch_size=4")
+_SMM = ("football-smm", "--set=learner.batch_size=4")
 _SIZE = "--set=actor.environment_arguments.smm_size={}"
 _CHANNELS = "--set=learner.network.arguments.channels={}"
 

@@ -24,7 +24,8 @@ from tests.benchmarks import steady
 _SYNTHETIC = "tests.benchmarks.synthetic:Synthetic"
 _NATURE = {"name": "nature", "arguments": {"lstm_size": None}}  # 1.7 million parameters
 _MLP = {"name": "mlp", "arguments": {"sizes": [256, 256]}}
-_PIXELS = {"shape": [84, 84, 4], "actions": 18}
+_PIXELS: dict[str, Any] = {"shape": [84, 84, 4], "actions": 18}
+_COSTLY = {"cpu_milliseconds": 2}
 
 
 class Row(NamedTuple):
@@ -41,24 +42,37 @@ class Row(NamedTuple):
 
 
 def _synthetic(
-    environment: dict[str, Any], k: int, network: dict[str, Any], **learner: Any
+    environment: dict[str, Any],
+    network: dict[str, Any],
+    *,
+    workers: int,
+    k: int,
+    inference_batch_size: int,
 ) -> dict[str, Any]:
+    """An experiment; one TensorFlow thread, because two cores have enough else to do."""
     return {
         "version": 1,
         "name": "synthetic",
         "actor": {
             "environment": _SYNTHETIC,
             "environment_arguments": environment,
+            "workers": workers,
             "groups": 2,
             "environments_per_group": k,
         },
-        "learner": {"unroll_length": 32, "batch_size": 32, "network": network, **learner},
+        "learner": {
+            "threads": 1,
+            "unroll_length": 32,
+            "batch_size": 32,
+            "inference_batch_size": inference_batch_size,
+            "network": network,
+        },
     }
 
 
 ROWS = {
     "pixels": Row(
-        _synthetic(_PIXELS, 16, _NATURE, inference_batch_size=32),
+        _synthetic(_PIXELS, _NATURE, workers=1, k=32, inference_batch_size=32),
         peers=(
             ("RLlib IMPALA", 856, 1.92),
             ("Sample Factory", 648, 2.14),
@@ -66,7 +80,7 @@ ROWS = {
         ),
     ),
     "pixels, 2 ms": Row(
-        _synthetic({**_PIXELS, "cpu_milliseconds": 2}, 16, _NATURE, inference_batch_size=32),
+        _synthetic(_PIXELS | _COSTLY, _NATURE, workers=2, k=16, inference_batch_size=32),
         peers=(
             ("RLlib IMPALA", 498, 3.91),
             ("Sample Factory", 442, 4.12),
@@ -75,7 +89,7 @@ ROWS = {
         ),
     ),
     "115 floats": Row(
-        _synthetic({}, 64, _MLP, inference_batch_size=128, threads=1),
+        _synthetic({}, _MLP, workers=2, k=64, inference_batch_size=128),
         peers=(
             ("Sample Factory", 12_651, 0.151),
             ("RLlib IMPALA", 10_013, 0.169),

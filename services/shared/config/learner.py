@@ -275,8 +275,8 @@ class LearnerConfig(Model):
     )
     xla: bool = pydantic.Field(
         default=False,
-        description="Compile the training step with XLA: pays for convolutions, costs half a"
-        " minute at the start.",
+        description="Compile the training step with XLA: pays for convolutions on an accelerator,"
+        " costs half a minute at the start.",
     )
     threads: PositiveInt | None = pydantic.Field(
         default=None, description="TensorFlow threads inside one operation. Default: all cores."
