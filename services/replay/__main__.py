@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
-
-import uvloop
 
 from services.shared import processes
 
@@ -37,7 +36,7 @@ def main() -> int:
     try:
         settings = config.load_replay(arguments.experiment, arguments.overrides)
         with profiling.trace(profiling.given(arguments), "replay"):
-            uvloop.run(server.serve(settings))
+            asyncio.run(server.serve(settings))
     except (config.ConfigError, server.CannotStart, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
