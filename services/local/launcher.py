@@ -15,7 +15,6 @@ import json
 import pathlib
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import grpc
 
 from services.learner import checkpoint
 from services.local import view
+from services.local.learners import Learners, free_port
 from services.local.process import LaunchError, Service
 from services.local.report import live
 from services.local.report.run import SUMMARY_FILE
@@ -155,34 +155,29 @@ class _Run:
     ) -> None:
         self._stop = stop
         self._tls = experiment.learner.tls
-        self._address = f"127.0.0.1:{_free_port()}"
-        _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
         self._local = experiment.local
         self._evaluates = bool(learner_arguments)
         self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
-        arguments = [
-            f"--experiment={document}",
-            f"--set=learner.address={self._address}",
-            *learner_arguments,
-        ]
+        arguments = [*learner_arguments]
         self._replay: Service | None = None
         # An evaluation, which has arguments, neither fills nor reads replay.
         if experiment.learner.algorithm == "r2d2" and not learner_arguments:
-            replay = f"127.0.0.1:{_free_port()}"
+            replay = f"127.0.0.1:{free_port()}"
             self._replay = self._start_replay(replay)
             arguments.append(f"--set=learner.r2d2.replay_addresses=[{replay}]")
-        self._learner = Service(
-            "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
-        )
+        learners = 1 if learner_arguments else self._local.learners
+        self._learners = Learners(experiment, document, run, learners, arguments)
+        self._learner = self._learners.chief
+        _write(run / _ADDRESS_FILE, self._learners.addresses[0])
 
     def run(self, screen: view.View) -> dict[str, Any]:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._address, tls=self._tls) as channel, screen:
+            with rpc.channel(self._learners.addresses[0], tls=self._tls) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
                     for service in self._others:
@@ -198,8 +193,12 @@ class _Run:
 
     @property
     def _others(self) -> list[Service]:
-        """All but the learner."""
-        return [*self._actors, *([] if self._replay is None else [self._replay])]
+        """All but the learner that the run ends with."""
+        return [
+            *self._learners.others,
+            *self._actors,
+            *([] if self._replay is None else [self._replay]),
+        ]
 
     def _start_replay(self, address: str) -> Service:
         command = [
@@ -210,14 +209,16 @@ class _Run:
 
     def _start_actors(self) -> None:
         for i in range(self._local.actors):
-            self._start_actor(f"actor-{i}")
+            self._start_actor(f"actor-{i}", self._learners.addresses_for(i))
         if self._local.evaluation_environments and not self._evaluates:
-            self._start_actor("evaluator", *evaluator_settings(self._local))
+            # All its episodes are reported by one learner.
+            chief = self._learners.addresses[0]
+            self._start_actor("evaluator", chief, *evaluator_settings(self._local))
 
-    def _start_actor(self, name: str, *settings: str) -> None:
+    def _start_actor(self, name: str, learners: str, *settings: str) -> None:
         command = [
             *("-m", "services.actor", "--child", f"--experiment={self._document}"),
-            *(f"--set=actor.learner_address={self._address}", f"--name={name}"),
+            *(f"--set=actor.learner_address={learners}", f"--name={name}"),
         ]
         if self._actor_metrics_port:
             port = self._actor_metrics_port + len(self._actors)
@@ -227,11 +228,11 @@ class _Run:
 
     def _wind_down(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
-        self._learner.terminate()
-        for actor in self._actors:
-            actor.terminate()
-        # Replay ends last: the learner's streams would try to come back to it.
-        for service in (self._learner, *self._actors):
+        services = (self._learner, *self._learners.others, *self._actors)
+        for service in services:
+            service.terminate()
+        # Replay ends last: the learners' streams would try to come back to it.
+        for service in services:
             service.wait(deadline - time.monotonic())
         if self._replay is not None:
             self._replay.terminate()
@@ -417,9 +418,3 @@ def _status(
         return status
     except grpc.RpcError:
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -272,6 +272,11 @@ class LearnerConfig(Model):
     threads: PositiveInt | None = pydantic.Field(
         default=None, description="TensorFlow threads inside one operation. Default: all cores."
     )
+    peers_timeout_seconds: Positive = pydantic.Field(
+        default=600.0,
+        description="How long a learner waits for the others of its run before it ends, to be"
+        " started again.",
+    )
     checkpoint_directory: str | None = None
     checkpoint_interval_seconds: Positive = 600.0
     checkpoints_to_keep: PositiveInt = 3
