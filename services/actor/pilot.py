@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
+import uvloop
 
 from services.actor.groups import Group
 from services.actor.learner_client import Finished, LearnerClient, LeaseLost, Refused
@@ -80,7 +81,7 @@ class Pilot:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._main())
+            uvloop.run(self._main())
         except (Finished, Refused) as end:
             self._say(end)
         except asyncio.CancelledError:

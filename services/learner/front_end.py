@@ -25,6 +25,7 @@ from typing import Any
 import grpc
 import numpy as np
 import numpy.typing as npt
+import uvloop
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -449,7 +450,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, format=f"front end {arguments.index}: %(levelname)s %(message)s"
     )
-    asyncio.run(_serve(arguments))
+    uvloop.run(_serve(arguments))
 
 
 if __name__ == "__main__":

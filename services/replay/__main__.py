@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import sys
+
+import uvloop
 
 from services.shared import processes
 
@@ -33,7 +34,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s replay: %(levelname)s %(message)s", force=True
     )
     try:
-        asyncio.run(server.serve(config.load_replay(arguments.experiment, arguments.overrides)))
+        uvloop.run(server.serve(config.load_replay(arguments.experiment, arguments.overrides)))
     except (config.ConfigError, server.CannotStart, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2

@@ -93,7 +93,7 @@ def measure(row: Row, seconds: float) -> dict[str, Any]:
     try:
         _wait(lambda: min(a.value for a in answers) >= _WARM_UP_ANSWERS, server, *clients)
         (front_end,) = psutil.Process(server.pid).children()
-        pids = [p.pid or 0 for p in (server, front_end, *clients)]
+        pids = [server.pid or 0, front_end.pid, *(client.pid or 0 for client in clients)]
         before = _Snapshot.take(pids, counts, answers)
         time.sleep(seconds)
         after = _Snapshot.take(pids, counts, answers)
