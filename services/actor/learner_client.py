@@ -123,6 +123,8 @@ class LearnerClient:
         self._streams: dict[int, Any] = {}
         self._backoff: dict[int, rpc.Backoff] = {}
         self._closing = False
+        if membership.lease is not None:  # from an event loop before this one
+            self._open(membership.address)
 
     async def close(self) -> None:
         """Ends all streams."""
@@ -188,6 +190,9 @@ class LearnerClient:
             return
         if self._channel is not None:
             await self._channel.close()
+        self._open(address)
+
+    def _open(self, address: str) -> None:
         self._address = address
         self._channel = rpc.aio_channel(address, self._keepalive_seconds, self._tls)
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
