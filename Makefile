@@ -11,7 +11,8 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
-.PHONY: chaos soak audit selftest bench-atari bench-football bench-inference bench-replay clean
+.PHONY: chaos soak audit selftest bench-atari bench-football bench-inference bench-replay
+.PHONY: bench-plan bench-scale clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +81,12 @@ bench-inference: setup ## Measure what serving an action costs the learner.
 
 bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
+
+bench-plan: setup ## Hold `seedpod plan`'s simulation against real runs and SEED RL's table.
+	@exec $(PYTHON) -m tests.benchmarks.bench_plan $(ARGS)
+
+bench-scale: setup ## Measure what 100 to 4,000 environments cost one learner and two.
+	@exec $(PYTHON) -m tests.benchmarks.bench_scale $(ARGS)
 
 clean: ## Remove what the other targets made here (the engine's wheel cache stays).
 	rm -rf $(VENV) build wheels services/shared/generated seedpod.egg-info

@@ -110,12 +110,15 @@ class InferenceTransport(Protocol):
 class _Request:
     """A request in the queue."""
 
-    __slots__ = ("arrived", "epoch", "group")
+    __slots__ = ("arrived", "epoch", "group", "has_room")
 
     def __init__(self, group: Group, arrived: float) -> None:
         self.group = group
         self.epoch = group.epoch
         self.arrived = arrived
+        # Once it has room it keeps it: its slots get no record meanwhile, training only frees
+        # some. With hundreds of streams, asking again for each was most of the thread's time.
+        self.has_room = False
 
 
 class InferenceLoop:
@@ -201,7 +204,11 @@ class InferenceLoop:
         return min(_IDLE_SECONDS, self._due_at - time.monotonic())
 
     def _has_room(self, request: _Request) -> bool:
-        return self._store.finished[0] > 0 or self._assembler.has_room(request.group.slots)
+        if not request.has_room:
+            request.has_room = self._store.finished[0] > 0 or self._assembler.has_room(
+                request.group.slots
+            )
+        return request.has_room
 
     def _due(self, ready: list[_Request], now: float) -> list[_Request]:
         """The requests to process now: none while it pays to wait for more."""

@@ -70,6 +70,39 @@ class Rate:
         return (self.total - total) / (now - then) if now > then else 0.0
 
 
+def bottleneck(training: float, inference: float, held: float, replay: float = 0.0) -> str:
+    """Which part limits throughput.
+
+    Args:
+      training: Share of the time at work of training.
+      inference: The same of inference.
+      held: Mean number of groups that training holds back.
+      replay: Share of the time that finished sequences waited for replay.
+
+    Returns:
+      Training, when it has hardly a pause, or when actors are held back because their unrolls
+      are not taken; replay, when it is the one that does not take them; inference, when its
+      thread has hardly a pause; else environment.
+    """
+    if training > _SATURATED:
+        return "training"
+    if replay > _REPLAY_WAITS:
+        return "replay"
+    if held > _HELD_GROUPS:
+        return "training"
+    return "inference" if inference > _SATURATED else "environment"
+
+
+def actors_wanted(actors: float, training: float, inference: float, limit: str) -> float:
+    """See `Statistics.actors_wanted`; `training` and `inference` are shares of the time at work."""
+    busy = max(training, inference)
+    # Nothing has been measured yet: no reason to change anything.
+    wanted = actors * TARGET_UTILISATION / busy if busy > 0 else float(actors)
+    if limit != "environment":
+        wanted = min(wanted, actors)
+    return max(1.0, wanted)
+
+
 class Statistics:
     """Counters of one learner.
 
@@ -215,19 +248,9 @@ class Statistics:
         return self._busy[part].per_second()
 
     def bottleneck(self) -> str:
-        """Which part limits throughput now.
-
-        Training, when it has hardly a pause, or when actors are held back because their unrolls
-        are not taken; replay, when it is the one that does not take them; inference, when its
-        thread has hardly a pause; else the environments.
-        """
-        if self.busy_share("training") > _SATURATED:
-            return "training"
-        if self.busy_share("replay") > _REPLAY_WAITS:
-            return "replay"
-        if self.busy_share("held") > _HELD_GROUPS:
-            return "training"
-        return "inference" if self.busy_share("inference") > _SATURATED else "environment"
+        """Which part limits throughput now; see `bottleneck`."""
+        shares = (self.busy_share(part) for part in ("training", "inference", "held", "replay"))
+        return bottleneck(*shares)
 
     def actors_wanted(self, actors: int) -> float:
         """How many actor services would keep the learner at its target utilisation.
@@ -242,12 +265,8 @@ class Statistics:
         Returns:
           At least 1; not rounded, which is the autoscaler's matter.
         """
-        busy = max(self.busy_share("training"), self.busy_share("inference"))
-        # Nothing has been measured yet: no reason to change anything.
-        wanted = actors * TARGET_UTILISATION / busy if busy > 0 else float(actors)
-        if self.bottleneck() != "environment":
-            wanted = min(wanted, actors)
-        return max(1.0, wanted)
+        training, inference = self.busy_share("training"), self.busy_share("inference")
+        return actors_wanted(actors, training, inference, self.bottleneck())
 
     def add_steps(self, steps: int, spec: EnvironmentSpec) -> None:
         """Counts steps taken into training: each agent's, so an environment's may be several."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from services.learner.checkpoint import CheckpointError
 from services.local import cluster_cli, launcher
+from services.local.plan import command as plan_command
 from services.local.process import LaunchError
 from services.shared import config
 
@@ -24,6 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_train(commands.add_parser("train", help="train an agent on this machine"))
     _add_eval(commands.add_parser("eval", help="play episodes with a checkpoint's policy"))
     _add_report(commands.add_parser("report", help="write a page about runs, as one HTML file"))
+    _add_plan(commands.add_parser("plan", help="say what a frame rate needs and costs"))
     presets = commands.add_parser("presets", help="list the experiments that come with seedpod")
     presets.set_defaults(run=_presets)
     cluster_cli.add_parsers(commands.add_parser)
@@ -136,6 +138,12 @@ def _report(parsed: argparse.Namespace) -> int:
     parsed.output.write_text(text, encoding="utf-8")
     print(parsed.output)
     return 0
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    plan_command.add_arguments(parser)
+    _add_overrides(parser)
+    parser.set_defaults(run=plan_command.run)
 
 
 def _summarize(summary: dict[str, Any]) -> int:

@@ -22,7 +22,7 @@ import psutil
 
 from services.shared.config import LearnerConfig
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
-from tests.benchmarks import inference_clients, inference_server
+from tests.benchmarks import inference_server, light_clients
 
 _CLIENTS, _GROUPS = 2, 2
 _START_SECONDS = 180.0
@@ -81,12 +81,14 @@ def measure(row: Row, seconds: float) -> dict[str, Any]:
     )
     server.start()
     _wait(lambda: counts.port.value != 0, server)
-    answers = [context.Value("q", 0, lock=False) for _ in range(_CLIENTS)]
-    latencies = [context.Array("d", inference_clients.KEPT, lock=False) for _ in range(_CLIENTS)]
+    answers, served = (
+        [context.Value("q", 0, lock=False) for _ in range(_CLIENTS)] for _ in range(2)
+    )
+    latencies = [context.Array("d", light_clients.KEPT, lock=False) for _ in range(_CLIENTS)]
     address = f"localhost:{counts.port.value}"
     clients = [
-        context.Process(target=inference_clients.run, args=(address, spec, _GROUPS, row.k, *shared))
-        for shared in zip(answers, latencies, strict=True)
+        context.Process(target=light_clients.run, args=(address, spec, _GROUPS, row.k, *shared))
+        for shared in zip(answers, served, latencies, strict=True)
     ]
     for client in clients:
         client.start()

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import pathlib
+import re
 import time
 
+from services.learner.leases import LeaseTable
 from services.local import launcher
 from tests.e2e import runs
+
+# Whoever has a lease's token can act in its place.
+_TOKEN = re.compile(r"\b[0-9a-f]{32}\b")
 
 
 def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
@@ -75,3 +80,9 @@ def test_metrics_of_a_run(tmp_path: pathlib.Path) -> None:
     steps = summary["steps"]
     assert steps["trained"] == summary["frames"]
     assert steps["error"] == 0 <= steps["unfinished"]
+    assert _TOKEN.fullmatch(LeaseTable(1, 1.0).join("actor", 1, 1, "").token)
+    texts = {str(key): str(key) for key in values} | {
+        str(path): path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()
+    }
+    assert len(texts) > len(values) + 5
+    assert not [name for name, text in texts.items() if _TOKEN.search(text)]
