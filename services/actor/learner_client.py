@@ -153,6 +153,8 @@ class LearnerClient:
         several = self._learners.are_several
         timeout = _JOIN_ONE_OF_SEVERAL_SECONDS if several else _JOIN_TIMEOUT_SECONDS
         while True:
+            if self._learners.is_due():  # its learner has been away for long
+                member.token = ""
             knows = member.token and member.address
             await self._connect(member.address if knows else await self._learners.choose())
             self._request.lease_token = member.token
@@ -287,7 +289,8 @@ class LearnerClient:
         if code in _FATAL:
             raise Refused(f"the learner refuses group {group}: {description}")
         member.waiting.still(f"lost the learner at {self._address}: {description}")
-        if code in _LEASE_IS_LOST:
+        # Or the learner has been away for long: another one may be there.
+        if code in _LEASE_IS_LOST or self._learners.is_due():
             self._drop()
             raise LeaseLost
         await asyncio.sleep(self._backoff.setdefault(group, rpc.Backoff()).next())

@@ -162,12 +162,13 @@ class _Run:
         self._document = document
         self._folder = run
         arguments = [*learner_arguments]
-        self._replay: Service | None = None
+        self._replay: list[Service] = []
         # An evaluation, which has arguments, neither fills nor reads replay.
         if experiment.learner.algorithm == "r2d2" and not learner_arguments:
-            replay = f"127.0.0.1:{free_port()}"
-            self._replay = self._start_replay(replay)
-            arguments.append(f"--set=learner.r2d2.replay_addresses=[{replay}]")
+            shards = [f"127.0.0.1:{free_port()}" for _ in range(self._local.replay_shards)]
+            directory = experiment.replay.persistence.directory
+            self._replay = [self._start_replay(*s, directory) for s in enumerate(shards)]
+            arguments.append(f"--set=learner.r2d2.replay_addresses=[{','.join(shards)}]")
         learners = 1 if learner_arguments else self._local.learners
         self._learners = Learners(experiment, document, run, learners, arguments)
         self._learner = self._learners.chief
@@ -194,18 +195,19 @@ class _Run:
     @property
     def _others(self) -> list[Service]:
         """All but the learner that the run ends with."""
-        return [
-            *self._learners.others,
-            *self._actors,
-            *([] if self._replay is None else [self._replay]),
-        ]
+        return [*self._learners.others, *self._actors, *self._replay]
 
-    def _start_replay(self, address: str) -> Service:
+    def _start_replay(self, shard: int, address: str, directory: str | None) -> Service:
         command = [
             *("-m", "services.replay", "--child", f"--experiment={self._document}"),
             f"--set=replay.address={address}",
         ]
-        return Service("replay", command, self._folder / "replay.log")
+        if shard:
+            command.append("--set=replay.metrics_port=0")
+            if directory is not None:
+                command.append(f"--set=replay.persistence.directory={directory}-{shard}")
+        name = f"replay-{shard}" if shard else "replay"
+        return Service(name, command, self._folder / f"{name}.log")
 
     def _start_actors(self) -> None:
         for i in range(self._local.actors):
@@ -234,9 +236,11 @@ class _Run:
         # Replay ends last: the learners' streams would try to come back to it.
         for service in services:
             service.wait(deadline - time.monotonic())
-        if self._replay is not None:
-            self._replay.terminate()
-            self._replay.wait(_REPLAY_STOP_SECONDS)
+        deadline = time.monotonic() + _REPLAY_STOP_SECONDS
+        for service in self._replay:
+            service.terminate()
+        for service in self._replay:
+            service.wait(deadline - time.monotonic())
 
     def _summary(self, failure: str | None) -> dict[str, Any]:
         summary = self._learner.summary()

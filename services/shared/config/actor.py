@@ -71,7 +71,8 @@ class ActorConfig(Model):
     )
     rebalance_seconds: Positive = pydantic.Field(
         default=60.0,
-        description="How often a worker looks whether another learner has fewer environments.",
+        description="How often a worker looks whether another learner has fewer environments, and"
+        " how long it waits for one that is away; with several learners.",
     )
     step_timeout_seconds: Positive = pydantic.Field(
         default=60.0,
