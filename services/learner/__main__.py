@@ -62,7 +62,10 @@ def main() -> int:
     )
     try:
         cluster = peers.from_environment() if evaluation is None else None
-        service = LearnerService(experiment, evaluation, cluster)
+        found = devices.Devices()
+        if evaluation is None:
+            found = devices.choose(experiment.learner, len(cluster.addresses) if cluster else 1)
+        service = LearnerService(experiment, evaluation, cluster, found)
     except (OSError, ValueError, CheckpointError) as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2

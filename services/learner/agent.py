@@ -10,7 +10,7 @@ What is particular to an algorithm is in `vtrace_agent` and `r2d2_agent`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,9 +132,13 @@ class Agent(abc.ABC):
         act = self._act if past is None else self._past_acts[past]
         self._act_calls += 1
         seed = np.array([self._act_seed, self._act_calls], np.int64)
-        arrays = (*observation, previous_action, reward, first, self._explore(slots), *state, seed)
-        outputs = act(*map(tf.convert_to_tensor, arrays))
-        action, parameters, value, *new_state = (output.numpy() for output in outputs)
+        rows = [*observation, previous_action, reward, first, self._explore(slots), *state]
+        count, devices = len(slots), self._replicas.devices
+        if devices.fixed_sizes:
+            size = padded_size(count, len(devices.inference))
+            rows = [pad_rows(array, size) for array in rows]
+        outputs = act(*map(tf.convert_to_tensor, (*rows, seed)))
+        action, parameters, value, *new_state = (output.numpy()[:count] for output in outputs)
         return Decisions(action, parameters, value, tuple(new_state))
 
     def train(self, batch: TrainingBatch, frames: int, tally: Tally = NO_TALLY) -> Update:
@@ -159,6 +163,7 @@ class Agent(abc.ABC):
             metrics = {name: float(value.numpy()) for name, value in values.items()}
         if not metrics["skipped"]:
             self._version += 1
+            self._publish()
             if self._past and self._version % self._snapshot_period == 0:
                 newest = self._version // self._snapshot_period
                 copy_variables(self._network, self._past[newest % len(self._past)])
@@ -224,6 +229,7 @@ class Agent(abc.ABC):
             variable.assign(values[name])
         self._version = int(values["optimizer/updates"])
         self._act_calls = int(values["act_calls"])
+        self._publish()
 
     # What a subclass adds.
 
@@ -274,9 +280,31 @@ class Agent(abc.ABC):
         self._optimizer = optimizer.Optimizer(
             config.optimizer, self._trainable, config.total_frames
         )
-        self._act: Any = self._trace_act(self._network)
-        self._past_acts: list[Any] = [self._trace_act(network) for network in self._past]
         self._train: Any = self._trace_train()
+
+    def _trace_acting(self) -> None:
+        """Traces what answers actors; after `_trace`, outside of `replicas.scope()`.
+
+        Inference devices that do not train have copies of the network, renewed by every update.
+        """
+        devices = self._replicas.devices
+        acting: list[tuple[str | None, Any]] = [(None, self._network)]
+        self._publish: Callable[[], object] = lambda: None
+        if devices.divided:
+            acting = []
+            for device in devices.inference:
+                with tf.device(device):
+                    acting.append((device, self._make_network()))
+            self._publish = concrete(lambda: self._copy_to(n for _, n in acting), [])
+            self._publish()
+        elif devices.assignment is not None:
+            acting = [(devices.inference[0], self._network)]
+        self._act: Any = self._trace_act(acting)
+        self._past_acts: list[Any] = [self._trace_act([(None, past)]) for past in self._past]
+
+    def _copy_to(self, networks: Iterable[tf.Module]) -> None:
+        for network in networks:
+            copy_variables(self._network, network)
 
     def _named_variables(self) -> dict[str, Any]:
         parts = {part: named_variables(module) for part, module in self._modules().items()}
@@ -290,13 +318,29 @@ class Agent(abc.ABC):
         }
         return NetworkInputs(named, previous, reward, first)
 
-    def _trace_act(self, network: Any) -> Any:
+    def _trace_act(self, acting: Sequence[tuple[str | None, Any]]) -> Any:
+        """Traces one call of networks, each of which answers its part of the rows on its device."""
         spec = self._spec
         count = len(spec.observation)
 
         def act(*arguments: Any) -> Any:
+            *rows, seed = arguments
+            if len(acting) == 1:
+                ((device, network),) = acting
+                with tf.device(device):
+                    return answer(network, rows, seed)
+            parts = zip(*(tf.split(x, len(acting)) for x in rows), strict=True)
+            answers = []
+            for number, ((device, network), part) in enumerate(zip(acting, parts, strict=True)):
+                # No two parts draw the same, nor as a later call does.
+                own = seed + tf.constant([0, number << 48], tf.int64)
+                with tf.device(device):
+                    answers.append(answer(network, part, own))
+            return [tf.concat(output, axis=0) for output in zip(*answers, strict=True)]
+
+        def answer(network: Any, arguments: Sequence[tf.Tensor], seed: tf.Tensor) -> Any:
             frames = arguments[:count]
-            previous, reward, first, epsilon, *state, seed = arguments[count:]
+            previous, reward, first, epsilon, *state = arguments[count:]
             observation = [
                 preprocess.decode(
                     tensor,
@@ -326,12 +370,16 @@ class Agent(abc.ABC):
         return concrete(act, signature)
 
     def _trace_train(self) -> Any:
+        xla, alone = self._config.xla, self._replicas.is_alone
+        # XLA compiles for one device and knows no sum over several: with others, what each does.
+        contribute = compiled(self._contribute) if xla and not alone else self._contribute
+
         def train(*arguments: Any) -> Any:
             *batch, frames, tally = arguments
 
             def step(*part: Any) -> Any:
                 *arrays, weights = part
-                own, priorities = self._contribute(arrays, weights, frames, tally)
+                own, priorities = contribute(arrays, weights, frames, tally)
                 total = self._replicas.combine(own)
                 update = self._optimizer.apply(total.gradients, total.value, frames)
                 return {**total.means, **total.maxima, **update}, priorities, total.tally
@@ -347,7 +395,7 @@ class Agent(abc.ABC):
             _spec((), np.int64),
             _spec(NO_TALLY.shape, np.float32),
         ]
-        return concrete(train, signature, compiled=self._config.xla)
+        return concrete(train, signature, compiled=xla and alone)
 
     def _contribute(
         self, arrays: Sequence[tf.Tensor], weights: tf.Tensor, frames: tf.Tensor, tally: tf.Tensor
@@ -403,6 +451,21 @@ class Agent(abc.ABC):
         ]
 
 
+def padded_size(count: int, parts: int) -> int:
+    """The number of rows that so many are padded to: `parts` times 8, 16, 32, ..."""
+    size = 8 * parts
+    while size < count:
+        size *= 2
+    return size
+
+
+def pad_rows(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """[n, ...] with zeros to [size, ...]; an array without rows stays so."""
+    if not len(array):
+        return array
+    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
+
+
 def copy_variables(source: tf.Module, target: tf.Module) -> None:
     """Gives a module the values of another one that is made alike."""
     values = named_variables(source)
@@ -417,6 +480,12 @@ def time_major(x: Any) -> Any:
 
 def _spec(shape: tuple[int | None, ...], dtype: Any) -> Any:
     return tf.TensorSpec(shape, tf.as_dtype(dtype))
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a part of a traced function by XLA."""
+    result: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
+    return result
 
 
 def concrete(function: Callable[..., Any], signature: Sequence[Any], compiled: bool = False) -> Any:

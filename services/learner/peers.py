@@ -16,6 +16,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
+from services.shared.config import LearnerConfig
+
 _SAY_SECONDS = 10.0
 _CONNECT_SECONDS = 1.0
 _POLL_SECONDS = 0.2
@@ -37,6 +39,19 @@ class Cluster:
 
     addresses: tuple[str, ...]
     index: int
+
+
+def own_settings(config: LearnerConfig, cluster: Cluster | None) -> LearnerConfig:
+    """Without the files that only the first of several learners writes."""
+    if cluster is None or cluster.index == 0:
+        return config
+    evaluation = {"results_path": None, "recordings_directory": None}
+    return config.model_copy(
+        update={
+            "log_directory": None,
+            "evaluation": config.evaluation.model_copy(update=evaluation),
+        }
+    )
 
 
 def from_environment() -> Cluster | None:

@@ -58,6 +58,7 @@ class R2d2Agent(agent.Agent):
             super().__init__(config, spec, make_head, num_actions, records, replicas)
             self._target = self._make_network()
             self._trace(trainable=("network",))
+        self._trace_acting()
         self._copy_to_target: Any = agent.concrete(
             lambda: agent.copy_variables(self._network, self._target), []
         )

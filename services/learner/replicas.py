@@ -9,16 +9,16 @@ a larger batch. The sum is one vector: a collective costs the same for a number 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
+from services.learner.devices import Devices
 from services.learner.peers import Cluster, PeerLost
 
 # What a collective says when another process of it has gone.
@@ -37,8 +37,7 @@ _REGISTER_SECONDS = 120.0
 _log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Contribution:
+class Contribution(NamedTuple):
     """What a replica knows of its part of the batch; `Replicas.combine` makes the whole of it.
 
     Attributes:
@@ -64,6 +63,7 @@ class Replicas:
     Attributes:
       learner: This learner's number; 0 is the chief, which writes checkpoints.
       learners: How many there are.
+      devices: Of this learner.
     """
 
     def __init__(
@@ -71,9 +71,11 @@ class Replicas:
         strategy: tf.distribute.Strategy | None = None,
         learner: int = 0,
         learners: int = 1,
+        devices: Devices = Devices(),  # noqa: B008  # It is frozen.
     ) -> None:
         """Wraps a strategy; None: one replica on TensorFlow's default device."""
         self._strategy = strategy
+        self.devices = devices
         self.learner = learner
         self.learners = learners
         self.local = 1 if strategy is None else strategy.num_replicas_in_sync // learners
@@ -200,22 +202,39 @@ class Replicas:
 ALONE = Replicas()
 
 
-def form(cluster: Cluster | None, devices: Sequence[str] = ()) -> Replicas:
+def form(cluster: Cluster | None, devices: Devices = Devices()) -> Replicas:  # noqa: B008
     """Makes the replicas of this learner, together with the other learners.
 
     Call it before anything else uses TensorFlow, and after `peers.wait`.
 
     Args:
       cluster: All learners; None: there is only this one.
-      devices: What this learner trains on; empty: TensorFlow's default device.
+      devices: What this learner computes on.
     """
-    if cluster is None:
-        strategy = tf.distribute.MirroredStrategy(list(devices)) if len(devices) > 1 else None
-        return Replicas(strategy)
-    _limit_waits(cluster)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    _log.info("one of %d learners, number %d", len(cluster.addresses), cluster.index)
-    return Replicas(strategy, cluster.index, len(cluster.addresses))
+    strategy = None
+    if cluster is not None:
+        _limit_waits(cluster)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                implementation=communication(devices)
+            )
+        )
+        _log.info("one of %d learners, number %d", len(cluster.addresses), cluster.index)
+        return Replicas(strategy, cluster.index, len(cluster.addresses), devices)
+    if devices.assignment is not None:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        strategy = tf.distribute.TPUStrategy(
+            resolver, experimental_device_assignment=devices.assignment
+        )
+    elif len(devices.training) > 1:
+        strategy = tf.distribute.MirroredStrategy(list(devices.training))
+    return Replicas(strategy, devices=devices)
+
+
+def communication(devices: Devices) -> tf.distribute.experimental.CommunicationImplementation:
+    """How learners add up: NVIDIA's library between GPUs, rings over gRPC between CPUs."""
+    kinds = tf.distribute.experimental.CommunicationImplementation
+    return kinds.NCCL if "GPU" in devices.training[0] else kinds.RING
 
 
 def _limit_waits(cluster: Cluster) -> None:

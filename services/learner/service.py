@@ -23,6 +23,7 @@ import numpy as np
 from services.learner import (
     checkpoint,
     checkpoint_writer,
+    devices,
     join,
     peers,
     replicas,
@@ -64,6 +65,7 @@ class LearnerService:
         experiment: config.Experiment,
         evaluation: Evaluation | None = None,
         cluster: peers.Cluster | None = None,
+        found: devices.Devices = devices.Devices(),  # noqa: B008  # It is frozen.
     ) -> None:
         """Claims the port and, when there is a checkpoint, makes ready to resume from it.
 
@@ -71,6 +73,7 @@ class LearnerService:
           experiment: The experiment; its learner section is read.
           evaluation: Evaluate the newest checkpoint instead of training.
           cluster: All learners of the run; None: there is only this one.
+          found: What this one computes on.
 
         Raises:
           OSError: The port is taken.
@@ -79,10 +82,11 @@ class LearnerService:
         """
         registry.find(experiment.learner.network.name)
         self._cluster = cluster
+        self._devices = found
         self._replicas: replicas.Replicas | None = None
         # Addresses of learners that have not come yet.
         self._missing: list[str] = []
-        self._config = experiment.learner
+        self._config = peers.own_settings(experiment.learner, cluster)
         self._evaluation = evaluation
         self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
@@ -163,7 +167,7 @@ class LearnerService:
             if cluster is None or peers.wait(
                 cluster, self._config.peers_timeout_seconds, self._still_missing
             ):
-                self._replicas = replicas.form(cluster)
+                self._replicas = replicas.form(cluster, self._devices)
                 self._reports.open()
         except peers.PeerLost as error:
             self._fail(error)

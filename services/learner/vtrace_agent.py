@@ -47,6 +47,7 @@ class VtraceAgent(agent.Agent):
             super().__init__(config, spec, make_head, size, config.unroll_length + 1, replicas)
             self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
             self._trace(trainable=("network", "entropy_cost"))
+        self._trace_acting()
 
     def _modules(self) -> dict[str, tf.Module]:
         return {**super()._modules(), "entropy_cost": self._entropy_cost}

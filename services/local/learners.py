@@ -9,14 +9,6 @@ import socket
 from services.local.process import Service
 from services.shared import config
 
-# Of one run, one writer each: the first learner has them.
-_CHIEF_ALONE = (
-    "learner.log_directory=null",
-    "learner.evaluation.results_path=null",
-    "learner.evaluation.recordings_directory=null",
-    "learner.metrics_port=0",
-)
-
 
 class Learners:
     """See the module.
@@ -49,7 +41,7 @@ class Learners:
         peers = [f"127.0.0.1:{port}" for port in ports[count:]]
         services = []
         for index, address in enumerate(self.addresses):
-            settings = [f"--set={setting}" for setting in (_CHIEF_ALONE if index else ())]
+            settings = ["--set=learner.metrics_port=0"] if index else []
             command = [
                 *("-m", "services.learner", "--child", f"--experiment={document}"),
                 *(f"--set=learner.address={address}", *arguments, *settings),

@@ -22,7 +22,7 @@ def test_a_killed_learner_comes_back_and_the_run_ends_well(tmp_path: pathlib.Pat
     folder = runs.folder(tmp_path)
     saved = runs.wait_for(lambda: runs.counters(folder), "a checkpoint")
     learners = runs.descendants(process.pid, "services.learner")
-    (other,) = (x for x in learners if "--set=learner.log_directory=null" in x.cmdline())
+    (other,) = (x for x in learners if "--set=learner.metrics_port=0" in x.cmdline())
     other.send_signal(signal.SIGKILL)
     summary = runs.finish(process)
 

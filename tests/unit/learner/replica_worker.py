@@ -1,9 +1,9 @@
 """Makes the same updates on one device, on several, or in several processes.
 
 `python -m tests.unit.learner.replica_worker OUTPUT DEVICES` writes what came out as OUTPUT.npz and
-OUTPUT.json. It is a process of its own because TensorFlow takes its devices, and the other
-learners, only once in a process. With TF_CONFIG it is one of several learners, and has its share
-of each batch.
+OUTPUT.json; DEVICES is `learner.devices` as JSON. It is a process of its own because TensorFlow
+takes its devices, and the other learners, only once in a process. With TF_CONFIG it is one of
+several learners, and has its share of each batch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import sys
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from services.learner import peers, replicas
+from services.learner import devices, peers, replicas
 from services.learner.agent import Agent
+from services.learner.inference import Decisions
 from services.learner.r2d2_agent import R2d2Agent
 from services.learner.replicas import Replicas
 from services.learner.roles import Role
@@ -32,6 +32,8 @@ SPEC = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (3,)),), DiscreteActio
 BATCH = 8
 BURN_IN, LENGTH = 2, 4
 UPDATES = 4
+# Only what computes is on a device for certain.
+OPERATIONS = ("MatMul", "PartitionedCall", "StatefulPartitionedCall")
 # In one update a reward of the first row is infinite: nobody may make it.
 SPOILT = 1
 
@@ -44,6 +46,8 @@ def make(algorithm: str, batch_size: int, together: Replicas) -> Agent:
             "unroll_length": LENGTH,
             "batch_size": batch_size,
             "seed": 7,
+            # Compiled or not, it is the same.
+            "xla": together.local == 2,
             "optimizer": {"learning_rate": 0.01, "clip_norm": 0.1},
             "vtrace": {"entropy": {"cost": 0.1, "target": 1.0}},
             "r2d2": {
@@ -84,9 +88,9 @@ def batch(algorithm: str, update: int, agent: Agent) -> TrainingBatch:
     return TrainingBatch(RecordBatch(**values), weights)
 
 
-def draw(agent: Agent, n: int = 32) -> list[int]:
-    """Actions for the same observations."""
-    decisions = agent.act(
+def act(agent: Agent, n: int) -> Decisions:
+    """Answers to the same observations."""
+    return agent.act(
         np.arange(n) % BATCH,
         (np.ones((n, 3), np.float32),),
         np.zeros((n, 1), np.int32),
@@ -94,7 +98,6 @@ def draw(agent: Agent, n: int = 32) -> list[int]:
         np.ones(n, bool),
         agent.initial_state(n),
     )
-    return [int(x) for x in decisions.action[:, 0]]
 
 
 def run(algorithm: str, together: Replicas, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +106,7 @@ def run(algorithm: str, together: Replicas, arrays: dict[str, Any]) -> dict[str,
     rows = np.arange(BATCH)[together.learner * size :][:size]
     agent = make(algorithm, size, together)
     name = f"{algorithm}/{together.learners}x{together.local}"
-    drawn = draw(agent)
+    drawn = [int(x) for x in act(agent, 32).action[:, 0]]
     metrics, tallies = [], []
     arrays |= {f"{name}/before/{k}": v for k, v in agent.variables().items()}
     for update in range(UPDATES):
@@ -116,29 +119,34 @@ def run(algorithm: str, together: Replicas, arrays: dict[str, Any]) -> dict[str,
         if done.priorities is not None:
             arrays[f"{name}/priorities/{update}"] = done.priorities
     arrays |= {f"{name}/after/{k}": v for k, v in agent.variables().items()}
-    operations = agent._train.graph.get_operations()
+    arrays[f"{name}/acts"] = act(agent, 13).policy_parameters
+
+    def devices_of(function: Any) -> list[str]:
+        operations = function.graph.get_operations()
+        # Compiled ones are in a function of their own.
+        return sorted({op.device for op in operations if op.type in OPERATIONS})
+
     return {
         "name": name,
         "drawn": drawn,
         "metrics": metrics,
         "tallies": tallies,
-        "devices": sorted({op.device for op in operations if op.type == "MatMul"}),
+        "training": devices_of(agent._train),
+        "acting": devices_of(agent._act),
     }
 
 
 def main() -> None:
     """See the module."""
-    output, devices = sys.argv[1], int(sys.argv[2])
+    output, settings = sys.argv[1], json.loads(sys.argv[2])
     arrays: dict[str, Any] = {}
     cluster = peers.from_environment()
     if cluster is not None:
         assert peers.wait(cluster, 60, lambda _: False)
         together = replicas.form(cluster)
     else:
-        (cpu,) = tf.config.list_physical_devices("CPU")
-        logical = [tf.config.LogicalDeviceConfiguration()] * devices
-        tf.config.set_logical_device_configuration(cpu, logical)
-        together = replicas.form(None, [f"CPU:{i}" for i in range(devices)])
+        config = LearnerConfig.model_validate({"batch_size": BATCH, "devices": settings})
+        together = replicas.form(None, devices.choose(config))
     outcomes = [run(algorithm, together, arrays) for algorithm in ("vtrace", "r2d2")]
     if cluster is not None:
         outcomes.append({"name": "chief", "values": chief_speaks(together)})

@@ -20,6 +20,13 @@ from tests.unit.learner import replica_worker
 from tests.unit.learner.replica_worker import SPOILT, UPDATES
 
 ALGORITHMS = ("vtrace", "r2d2")
+# Of each process: two and four devices train.
+DEVICES: tuple[dict[str, Any], ...] = (
+    {"kind": "cpu", "count": 4, "inference": 2},
+    {"kind": "cpu", "count": 5},
+    {},
+    {},
+)
 
 
 @dataclasses.dataclass
@@ -45,7 +52,7 @@ def alone() -> Outcome:
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
-    """Processes 0 and 1 have two and four logical devices, 2 and 3 are learners of one run."""
+    """Processes 0 and 1 have several logical devices, 2 and 3 are learners of one run."""
     folder = tmp_path_factory.mktemp("replicas")
     workers = [f"localhost:{free_port()}" for _ in range(2)]
     tasks = [{"type": "worker", "index": index} for index in range(2)]
@@ -54,10 +61,10 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
     environments: list[dict[str, str]] = [{}, {}, *cluster_environments]
     processes = []
     try:
-        for i, (devices, environment) in enumerate(zip((2, 4, 1, 1), environments, strict=True)):
+        for i, (devices, environment) in enumerate(zip(DEVICES, environments, strict=True)):
             module = "tests.unit.learner.replica_worker"
             process = subprocess.Popen(
-                [sys.executable, "-m", module, str(folder / str(i)), str(devices)],
+                [sys.executable, "-m", module, str(folder / str(i)), json.dumps(devices)],
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
                 stderr=subprocess.PIPE,
                 text=True,
@@ -93,6 +100,10 @@ def test_the_update_is_that_of_one_device(
         assert variables.keys() == values.keys()
         for key, value in values.items():
             np.testing.assert_allclose(variables[key], value, rtol=0, atol=1e-5, err_msg=key)
+    # Inference has the newest weights, on devices of its own too.
+    np.testing.assert_allclose(
+        outcome.arrays[f"{name}/acts"], alone.arrays[f"{single}/acts"], rtol=0, atol=1e-5
+    )
     for update, metrics in enumerate(outcome.document[name]["metrics"]):
         assert metrics["skipped"] == (update == SPOILT)
         if update == SPOILT:
@@ -116,9 +127,11 @@ def test_learners_begin_alike_and_draw_differently(
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_device_is_at_work(together: list[Outcome], algorithm: str) -> None:
-    for process, count in ((0, 2), (1, 4)):
-        devices = together[process].document[f"{algorithm}/1x{count}"]["devices"]
-        assert [device[-5:] for device in devices] == [f"CPU:{i}" for i in range(count)]
+    for process, training, acting in ((0, "01", "23"), (1, "0123", "4")):
+        document = together[process].document[f"{algorithm}/1x{len(training)}"]
+        for job, numbers in (("training", training), ("acting", acting)):
+            names = [device[-5:] for device in document[job]]
+            assert names == [f"CPU:{number}" for number in numbers]
 
 
 def test_priorities_are_those_of_the_learners_own_sequences(
