@@ -142,7 +142,7 @@ def main() -> None:
     arrays: dict[str, Any] = {}
     cluster = peers.from_environment()
     if cluster is not None:
-        assert peers.wait(cluster, 60, lambda _: False)
+        assert peers.wait(cluster, 300, lambda _: False)
         together = replicas.form(cluster)
     else:
         config = LearnerConfig.model_validate({"batch_size": BATCH, "devices": settings})

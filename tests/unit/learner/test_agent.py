@@ -264,7 +264,7 @@ def test_an_almost_sure_policy_in_bfloat16_learns_with_finite_numbers(
         random,
         agent,
         action=np.array([[[0], [1], [2], [3]], [[2], [0], [0], [0]]], np.int32),
-        policy_parameters=np.tile(np.float32([0, 1000, -1000, 0]), (2, LENGTH + 1, 1)),
+        policy_parameters=np.tile(np.array([0, 1000, -1000, 0], np.float32), (2, LENGTH + 1, 1)),
     )
     metrics = agent.train(records, frames=6).metrics
     assert metrics["skipped"] == 0

@@ -70,7 +70,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
                 text=True,
             )
             processes.append(process)
-        errors = [process.communicate(timeout=240)[1] for process in processes]
+        errors = [process.communicate(timeout=600)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
