@@ -52,7 +52,9 @@ containers:
       - name: POD_NAME
         valueFrom: {fieldRef: {fieldPath: metadata.name}}
       {{- if eq $component "learner" }}
-      {{- include "seedpod.learnerEnvironment" $root | trim | nindent 6 }}
+      {{- with include "seedpod.learnerEnvironment" $root | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
       {{- end }}
       {{- range $name, $value := $values.env }}
       - name: {{ $name }}
