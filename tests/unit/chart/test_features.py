@@ -274,7 +274,7 @@ def test_actors_find_the_learner() -> None:
 
 
 def test_several_learners_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = ("learner.replicas=3", "evaluator.enabled=true", "actor.replicas=64")
+    values = ("learner.replicas=3", "evaluator.enabled=true", "actor.replicas=24")
     objects = chart.render(*values, "preset:gke-gpu-l4")
     chart.validate(objects)
     assert chart.workload(objects, "learner")["spec"]["replicas"] == 3

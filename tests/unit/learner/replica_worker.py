@@ -47,7 +47,7 @@ def make(algorithm: str, batch_size: int, together: Replicas) -> Agent:
             "batch_size": batch_size,
             "seed": 7,
             # Compiled or not, it is the same.
-            "xla": together.local == 2,
+            "xla": together.local == 2 and algorithm == "vtrace",
             "optimizer": {"learning_rate": 0.01, "clip_norm": 0.1},
             "vtrace": {"entropy": {"cost": 0.1, "target": 1.0}},
             "r2d2": {
