@@ -58,8 +58,8 @@ chaos: setup ## Do to real processes what happens to long runs (ARGS: see tests/
 soak: setup ## Run for half an hour with changing actors; nothing may grow (ARGS: --seconds N).
 	@exec $(PYTHON) -m tests.chaos.soak $(ARGS)
 
-audit: setup ## Look up known vulnerabilities of the installed packages (asks pypi.org).
-	@scripts/audit
+audit: setup ## Look up known vulnerabilities of the installed packages (ARGS: see scripts/audit).
+	@scripts/audit $(ARGS)
 
 images: ## Build the container images (IMAGE_PREFIX, TAG, LEARNER_VARIANT: see docs/images.md).
 	@scripts/build-images

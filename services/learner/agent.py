@@ -155,11 +155,12 @@ class Agent(abc.ABC):
             records.policy_parameters,
             *records.initial_state,
             np.ones(len(records.reward), np.float32) if weights is None else weights,
+            # Not a number of Python's: TensorFlow keeps a tensor of each that it has ever seen.
+            np.int64(frames),
+            tally,
         )
         with self._replicas.watch():
-            values, priorities, total = self._train(
-                *map(tf.convert_to_tensor, arrays), tf.constant(frames, tf.int64), tally
-            )
+            values, priorities, total = self._train(*map(tf.convert_to_tensor, arrays))
             metrics = {name: float(value.numpy()) for name, value in values.items()}
         if not metrics["skipped"]:
             self._version += 1

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import prometheus_client
 import tensorflow as tf
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -122,7 +123,7 @@ class Reports:
             tf.summary.write(
                 tag,
                 tf.constant([*size, picture.data]),
-                step=statistics.frames,
+                step=np.int64(statistics.frames),
                 metadata=image_metadata.create_summary_metadata(tag, ""),
             )
 
@@ -154,7 +155,8 @@ class Reports:
         summary = summary_pb2.Summary()
         for name, value in values.items():
             summary.MergeFrom(scalar_summary.scalar_pb(name, value))
-        with self._writer.as_default(step=statistics.frames):
+        # A number of Python's would be kept by TensorFlow for good, see `Agent.train`.
+        with self._writer.as_default(step=np.int64(statistics.frames)):
             tf.summary.experimental.write_raw_pb(summary.SerializeToString())
         # Whoever looks on shall see it now, not after TensorFlow's two minutes.
         self._writer.flush()

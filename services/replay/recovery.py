@@ -175,3 +175,8 @@ def _restore(table: Table, directory: pathlib.Path, progress: Progress) -> None:
         table.evicted = 0
     if table.next_generation > 1:
         table.next_generation += _GENERATION_GAP
+        # The next recovery counts the generations since the snapshot, and the gap is none of them.
+        try:
+            snapshot.write(snapshot.take(table), directory)
+        except OSError as error:
+            _log.error("table %s: priorities cannot be saved: %s", table.name, error)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from tests.chaos import environment
 from tests.chaos.outcome import Outcome
 from tests.chaos.system import System
 
@@ -110,7 +111,7 @@ def lose_packets(system: System, link: Link, between: str, share: float, seconds
     system.wait_for_frames(500, "training after the loss", 180)
     return Outcome(
         f"{share:.0%} of packets lost between {between}", 1, 1, system.longest_pause(began),
-        note=f"{rate:.0f} frames/s instead of {usual:.0f}",
+        note=f"{rate:.0f} frames/s instead of {usual:.0f}, each over {seconds:.0f} s",
     )  # fmt: skip
 
 
@@ -119,18 +120,25 @@ def slow_link(system: System, seconds: float) -> Outcome:
     host, _, port = system.address.rpartition(":")
     began = time.monotonic()
     with Proxy(host, int(port), delay_seconds=0.05, bytes_per_second=125_000) as proxy:
+        others = environment.steps_taken(system.folder).keys()
         system.add_actor("slow", f"--set=actor.learner_address={host}:{proxy.port}")
         slots = system.metric("live_slots")
         system.wait(lambda: system.metric("live_slots") > slots, "the slow actor", 120)
+        before, passed = environment.steps_taken(system.folder), proxy.passed
         system.sleep(seconds)
+        after, passed = environment.steps_taken(system.folder), proxy.passed - passed
         system.wait_for_frames(500, "training with a slow actor", 180)
         process = system.processes.pop("slow")
         text = process.text()
         process.end()
     lost = text.count("lost the learner")
+    rates = {number: (after[number] - before.get(number, 0)) / seconds for number in after}
+    slow = sum(rate for number, rate in rates.items() if number not in others)
+    rest = (sum(rates.values()) - slow) / system.actors
     return Outcome(
         "an actor behind 50 ms and 1 Mbit/s", 1, int(not lost), system.longest_pause(began),
-        note=f"{proxy.passed >> 10} KiB passed; {lost} connections lost",
+        note=f"{slow:.0f} steps/s, each of the others {rest:.0f}; {8 * passed / seconds / 1000:.0f}"
+        f" kbit/s passed; {lost} connections lost",
     )  # fmt: skip
 
 

@@ -30,6 +30,14 @@ class MarkedNetwork(mlp.Mlp):
         return super().torso(inputs._replace(observation=marks))
 
 
+class SlottedNetwork(MarkedNetwork):
+    """Its recurrent state is the number of the env slot, so that each sequence has it."""
+
+    def initial_state(self, batch_size: int | tf.Tensor) -> base.State:
+        """Numbers [B, 1] from 0 on; the learner makes one state for all slots, in their order."""
+        return (tf.range(batch_size, dtype=tf.float32)[:, None],)
+
+
 class AuditedNetwork(MarkedNetwork):
     """Appends a row for each unroll that it is trained on to `folder`/audit-<process>."""
 

@@ -8,8 +8,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import psutil
 
+from tests.chaos import sequences, streams
 from tests.chaos.outcome import Outcome
 from tests.chaos.system import ChaosError, System
 
@@ -26,6 +28,8 @@ NAMES = {
 _MORE_FRAMES = 500
 # TensorFlow's start, on a machine that others use too.
 _PATIENCE_SECONDS = 180.0
+# A learner that waited for actors which are gone would wait for as long as they are.
+_STALL_SECONDS = 10.0
 
 
 def kill_each(system: System, kinds: Sequence[str]) -> list[Outcome]:
@@ -91,23 +95,51 @@ def notice_a_stopped_actor(system: System) -> Outcome:
     return outcome
 
 
-def scale(system: System, counts: Sequence[int]) -> Outcome:
-    """Numbers of actors, one after the other: each has slots of its own, and training goes on."""
+def scale(system: System, counts: Sequence[int], explore_seconds: float = 0.0) -> Iterator[Outcome]:
+    """Numbers of actors, one after the other: each has slots of its own, and training goes on.
+
+    With R2D2 each number stays for `explore_seconds`, and slots must explore as their places
+    say. An evaluation slot, which training never holds back, asks all the time: its longest wait
+    is the longest stall.
+    """
     outcome = Outcome("actors scaled " + " -> ".join(map(str, counts)))
     began = time.monotonic()
-    for count in counts:
-        system.scale(count)
-        outcome.injected += 1
-        slots = 8 * count  # two groups of four
+    stages = []
+    with streams.Probe(system.address) as probe:
+        for count in counts:
+            system.scale(count)
+            outcome.injected += 1
+            slots = 8 * count  # two groups of four
+            names = ("live_slots", "leased_slots") if system.r2d2 else ("live_slots",)
+            system.wait(
+                lambda slots=slots, names=names: all(  # type: ignore[misc]
+                    system.metric(name) == slots + 1 for name in names
+                ),
+                f"{slots} slots and the probe's",
+                _PATIENCE_SECONDS,
+            )
+            system.wait_for_frames(_MORE_FRAMES, "training to go on", _PATIENCE_SECONDS)
+            outcome.recovered += 1
+            if system.r2d2:
+                first = system.metric("updates_total")
+                system.sleep(explore_seconds)
+                last = system.metric("updates_total")
+                stages.append(sequences.Stage(slots, int(first), int(last)))
+    outcome.longest_pause_seconds = system.longest_pause(began)
+    if max(probe.seconds) > _STALL_SECONDS:
+        raise ChaosError(f"a request waited for {max(probe.seconds):.1f} s")
+    outcome.note = (
+        f"of {len(probe.seconds)} answers the slowest took {max(probe.seconds):.2f} s, the median"
+        f" {np.median(probe.seconds) * 1e3:.1f} ms"
+    )
+    yield outcome
+    if stages:
         system.wait(
-            lambda slots=slots: system.metric("live_slots") == slots,  # type: ignore[misc]
-            f"{slots} live slots",
+            lambda: sequences.is_over(system.audit(), stages[-1]),
+            "replay to have what all slots did",
             _PATIENCE_SECONDS,
         )
-        system.wait_for_frames(_MORE_FRAMES, "training to go on", _PATIENCE_SECONDS)
-        outcome.recovered += 1
-    outcome.longest_pause_seconds = system.longest_pause(began)
-    return outcome
+        yield sequences.epsilons(system.audit(), stages)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pathlib
+import queue
+import threading
 import time
 
 import grpc
@@ -47,6 +49,48 @@ def many(folder: pathlib.Path, streams: int) -> Outcome:
         system.kill()
 
 
+class Probe:
+    """One evaluation slot that asks for action after action.
+
+    Attributes:
+      seconds: How long each answer took.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Prepares; entering it joins, leaving it ends the stream."""
+        self.seconds: list[float] = []
+        self._channel = rpc.channel(address)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._requests: queue.SimpleQueue[inference_pb2.ActRequest | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Probe:
+        join = _join(1, inference_pb2.ACTOR_ROLE_EVALUATION)
+        lease = self._stub.Join(join, timeout=60, wait_for_ready=True)
+        self._requests.put(_request(1))
+        metadata = ((rpc.LEASE_METADATA, lease.lease_token), (rpc.GROUP_METADATA, "0"))
+        self._answers = self._stub.Act(iter(self._requests.get, None), metadata=metadata)
+        next(self._answers)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(60)
+        self._channel.close()
+
+    def _run(self) -> None:
+        sequence = 1
+        while not self._ended.wait(0.005):
+            sequence += 1
+            asked = time.monotonic()
+            self._requests.put(_request(sequence))
+            next(self._answers)
+            self.seconds.append(time.monotonic() - asked)
+        self._requests.put(None)
+
+
 class _Clients:
     """Light clients: ten groups of one environment each."""
 
@@ -77,7 +121,7 @@ class _Clients:
         async with grpc.aio.insecure_channel(self._address) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             try:
-                await stub.Join(self._join(self._spare + 1), timeout=30)
+                await stub.Join(_join(self._spare + 1), timeout=30)
             except grpc.aio.AioRpcError as error:
                 self.refusal = f"{error.code().name}: {error.details()}"
         if not self.refusal.startswith("RESOURCE_EXHAUSTED"):
@@ -86,9 +130,7 @@ class _Clients:
     async def _client(self, number: int) -> None:
         async with rpc.aio_channel(self._address, 30.0) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
-            lease = await stub.Join(
-                self._join(_STREAMS_PER_CONNECTION), timeout=60, wait_for_ready=True
-            )
+            lease = await stub.Join(_join(_STREAMS_PER_CONNECTION), timeout=60, wait_for_ready=True)
             groups = range(_STREAMS_PER_CONNECTION)
             await asyncio.gather(*(self._group(stub, lease.lease_token, g) for g in groups))
             await self._all_connected.wait()
@@ -115,26 +157,33 @@ class _Clients:
             await self._exchange(call, sequence)
 
     async def _exchange(self, call: grpc.aio.StreamStreamCall, sequence: int) -> None:
-        await call.write(
-            inference_pb2.ActRequest(
-                sequence=sequence,
-                incarnation=np.uint32(1).tobytes(),
-                step_type=bytes([0 if sequence == 1 else 1]),
-                reward=np.float32(1).tobytes(),
-                discount=np.float32(1).tobytes(),
-                observation=np.zeros(2, np.float32).tobytes(),
-            )
-        )
+        await call.write(_request(sequence))
         answer = await call.read()
         if answer is grpc.aio.EOF or answer.sequence != sequence:
             raise ChaosError(f"no answer to {sequence}: {answer}")
         self.answers += 1
 
-    def _join(self, groups: int) -> inference_pb2.JoinRequest:
-        return inference_pb2.JoinRequest(
-            api_version=wire.API_VERSION,
-            actor_name="light",
-            environment=wire.environment_spec_to_proto(SPEC),
-            environments_per_group=1,
-            groups=groups,
-        )
+
+def _request(sequence: int) -> inference_pb2.ActRequest:
+    """Of a group of one environment whose episode never ends."""
+    return inference_pb2.ActRequest(
+        sequence=sequence,
+        incarnation=np.uint32(1).tobytes(),
+        step_type=bytes([0 if sequence == 1 else 1]),
+        reward=np.float32(1).tobytes(),
+        discount=np.float32(1).tobytes(),
+        observation=np.zeros(2, np.float32).tobytes(),
+    )
+
+
+def _join(
+    groups: int, role: inference_pb2.ActorRole = inference_pb2.ACTOR_ROLE_TRAINING
+) -> inference_pb2.JoinRequest:
+    return inference_pb2.JoinRequest(
+        api_version=wire.API_VERSION,
+        actor_name="light",
+        environment=wire.environment_spec_to_proto(SPEC),
+        environments_per_group=1,
+        groups=groups,
+        role=role,
+    )

@@ -28,6 +28,8 @@ class Settings:
       random_seconds: Of kills at random; 0: none.
       watch_seconds: Of what is watched for its rate.
       actors: To scale to, one after the other.
+      r2d2_actors: The same of R2D2.
+      explore_seconds: How long each of these numbers is watched.
       streams: Of light clients; 0: none.
       seed: Of kills at random.
     """
@@ -37,8 +39,10 @@ class Settings:
     stop_seconds: float = 60.0
     cut_seconds: float = 5.0
     random_seconds: float = 600.0
-    watch_seconds: float = 20.0
+    watch_seconds: float = 60.0
     actors: tuple[int, ...] = (4, 12, 4, 12, 2)
+    r2d2_actors: tuple[int, ...] = (4, 12, 4, 12, 2)
+    explore_seconds: float = 30.0
     streams: int = 2000
     seed: int = 0
 
@@ -51,6 +55,8 @@ SHORT = Settings(
     random_seconds=0.0,
     watch_seconds=3.0,
     actors=(3, 1, 3, 2),
+    r2d2_actors=(1, 2),
+    explore_seconds=3.0,
     streams=0,
 )
 
@@ -66,7 +72,7 @@ def vtrace(folder: pathlib.Path, settings: Settings) -> Iterator[Outcome]:
         yield from processes.kill_each(system, processes.VTRACE_KINDS)
         yield from processes.stop_each(system, processes.VTRACE_KINDS, settings.stop_seconds)
         yield processes.notice_a_stopped_actor(system)
-        yield processes.scale(system, settings.actors)
+        yield from processes.scale(system, settings.actors)
         if settings.random_seconds:
             yield processes.kill_at_random(
                 system, processes.VTRACE_KINDS, settings.random_seconds, settings.seed
@@ -85,6 +91,7 @@ def r2d2(folder: pathlib.Path, settings: Settings) -> Iterator[Outcome]:
     """Faults of all processes, and of the network between learner and replay."""
     with _link() as link, _system(folder, settings, link, "replay", r2d2=True) as system:
         system.start()
+        yield from processes.scale(system, settings.r2d2_actors, settings.explore_seconds)
         yield from processes.kill_each(system, processes.R2D2_KINDS)
         yield from processes.stop_each(
             system, ("replay", "learner", "worker"), settings.stop_seconds

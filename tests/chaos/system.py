@@ -20,11 +20,12 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import numpy as np
 import psutil
 
 from services.shared import rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
-from tests.chaos import environment, network
+from tests.chaos import environment, network, sequences
 from tests.e2e import runs
 
 UNROLL = 20
@@ -47,7 +48,8 @@ class Books:
       stepped: By the environments.
       trained: Of distinct records, by the audits of all learner processes.
       lost: Trained by a learner that was killed, after its last checkpoint.
-      wrong: Trained twice or out of order, mixed incarnations, or counted otherwise than trained.
+      wrong: Trained twice or out of order, mixed incarnations, or counted otherwise than trained;
+        of R2D2, the same of what replay took.
     """
 
     stepped: int
@@ -120,7 +122,8 @@ class System:
 
         Args:
           folder: For everything; must exist.
-          r2d2: With replay; without, V-trace and an audit of each unroll.
+          r2d2: With replay and an audit of each sequence in its log; without, V-trace and an
+            audit of each unroll.
           host: Where learner and replay listen.
           replay_host: Where replay listens, if elsewhere.
           keepalive_seconds: Half of the time in which a silent peer is noticed.
@@ -139,6 +142,7 @@ class System:
         self._prefixes = prefixes or {}
         self._frames: list[tuple[float, int]] = []
         self._looked = 0.0
+        self._sent = 0
         (folder / "tmp").mkdir(exist_ok=True)
         self._document = folder / "experiment.yaml"
         self._document.write_text(json.dumps(self._experiment(learner)))
@@ -146,7 +150,7 @@ class System:
         self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
 
     def _experiment(self, learner: dict[str, Any]) -> dict[str, Any]:
-        name = "MarkedNetwork" if self.r2d2 else "AuditedNetwork"
+        name = "SlottedNetwork" if self.r2d2 else "AuditedNetwork"
         arguments: dict[str, Any] = {"sizes": [16]}
         if not self.r2d2:
             arguments["folder"] = str(self.folder)
@@ -188,9 +192,11 @@ class System:
             "replay": {
                 "address": self.replay_address,
                 "keepalive_seconds": self.keepalive_seconds,
+                "persistence": {"directory": str(self.folder / "replay")},
                 "tables": {
                     "sequences": {
-                        "max_items": 2000,
+                        # Nothing leaves before it was audited.
+                        "max_items": 1 << 19,
                         "min_size_to_sample": 50,
                         "samples_per_insert": 4.0,
                         "error_buffer": 200.0,
@@ -209,6 +215,11 @@ class System:
         self.scale(actors)
         self.wait_for_frames(500, "training to begin", timeout=120)
         return self
+
+    @property
+    def actors(self) -> int:
+        """Number of actors that shall run."""
+        return sum(name.startswith("actor-") for name in self.processes)
 
     def scale(self, actors: int) -> None:
         """Starts actors, or ends the newest, as a deployment does."""
@@ -339,6 +350,8 @@ class System:
 
     def end(self, status: int = 0) -> dict[str, Any]:
         """Ends everything in order; returns the summary of the learner, which has that status."""
+        if self.r2d2:
+            self._settle()
         for process in self.processes.values():
             process.is_wanted = False
         ended_with = self.processes["learner"].end()
@@ -389,19 +402,54 @@ class System:
         stepped = sum(environment.steps_taken(self.folder).values())
         steps = summary["steps"]
         wrong = abs(steps["error"]) + max(0, steps["received"] - stepped)
+        resumed = re.compile(r"resumed from \S+ at (\d+) frames")
+        starts = [0, *map(int, resumed.findall(self.processes["learner"].text()))]
         if self.r2d2:
-            return Books(stepped, summary["frames"], 0, wrong)
+            return self._books_of_sequences(stepped, wrong, summary["frames"], starts[-1])
         audits = network.read_audit(self.folder)
         rows = [row for audit in audits.values() for row in audit.tolist()]
         wrong += _repeated([row for row in rows if row[4]]) + sum(not row[4] for row in rows)
-        resumed = re.compile(r"resumed from \S+ at (\d+) frames")
-        starts = [0, *map(int, resumed.findall(self.processes["learner"].text()))]
         lost = sum(int(audit[:, 3].sum()) for audit in audits.values()) - summary["frames"]
         # The last process's own count begins where it resumed, and is its audit's.
         last = self.processes["learner"].popen.pid
         trained = int(audits[last][:, 3].sum()) if last in audits else 0
         wrong += abs(starts[-1] + trained - summary["frames"])
         return Books(stepped, sum(row[3] for row in rows), lost, wrong)
+
+    def audit(self) -> sequences.Audit:
+        """Of all sequences that replay has taken so far; its log may grow meanwhile."""
+        return sequences.read(self.folder / "replay" / "sequences", 2 * UNROLL + 1)
+
+    def _books_of_sequences(self, stepped: int, wrong: int, frames: int, start: int) -> Books:
+        """Of R2D2, from the log of replay; `start`: frames from which the last learner resumed."""
+        audit = self.audit()
+        wrong += audit.mixed() + audit.repeated(UNROLL)
+        learners = np.unique(audit.learner)
+        steps = {learner: audit.steps(learner) for learner in learners}
+        last = audit.learner[-1]
+        mine = audit.learner == last
+        wrong += abs(int(np.count_nonzero(mine)) - self._sent)
+        # The first run of an environment that was not there for a second one is in no sequence.
+        oldest = audit.instance[mine].min()
+        runs_alone = sum(number >= oldest for number in environment.steps_taken(self.folder))
+        missing = frames - start - steps[last]
+        wrong += max(0, -missing) + max(0, missing - UNROLL * runs_alone)
+        total = sum(steps.values())
+        return Books(stepped, total, max(0, total - frames), wrong)
+
+    def _settle(self) -> None:
+        """Ends the actors and waits until replay has taken all sequences."""
+        self.scale(0)
+
+        def has_all() -> bool:
+            before = self._sent
+            self.sleep(0.5)
+            metrics = self.metrics()
+            self._sent = int(metrics["seedpod_sequences_sent_total", ""])
+            acknowledged = metrics["seedpod_sequences_acknowledged_total", ""]
+            return before == self._sent == acknowledged
+
+        self.wait(has_all, "replay to have all sequences", 120)
 
 
 def _repeated(rows: list[list[int]]) -> int:

@@ -1,6 +1,8 @@
 {{/* Takes root and component. */}}
 {{- define "seedpod.tlsSecret" -}}
-{{- .root.Values.tls.existingSecret | default (printf "%s-%s-tls" (include "seedpod.fullname" .root) .component) }}
+{{- $tls := .root.Values.tls }}
+{{- $made := printf "%s-%s-tls" (include "seedpod.fullname" .root) .component }}
+{{- coalesce $tls.existingSecret (get $tls.existingSecrets .component) $made }}
 {{- end }}
 
 {{/*
@@ -9,7 +11,7 @@ may call only what it needs. Takes root and component.
 */}}
 {{- define "seedpod.tlsArgument" -}}
 {{- $clients := "" }}
-{{- if .root.Values.tls.certManager.enabled }}
+{{- if not .root.Values.tls.existingSecret }}
 {{- $role := dict "learner" "actor" "replay" "learner" | dig .component "" }}
 {{- if $role }}
 {{- $names := list }}

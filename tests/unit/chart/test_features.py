@@ -579,6 +579,40 @@ def test_with_tls_a_process_in_the_container_probes() -> None:
     assert not any("Probe" in key for key in chart.container(chart.render(*TLS), "actor"))
 
 
+def secrets_of(objects: list[chart.Object]) -> dict[str, str]:
+    """The secret that each component has its certificate from."""
+    return {
+        component: next(v["secret"]["secretName"] for v in pod["volumes"] if v["name"] == "tls")
+        for component, pod in chart.pods(objects).items()
+    }
+
+
+def clients_of(objects: list[chart.Object], component: str) -> dict[str, tuple[str, ...]]:
+    """Who may call a component, by role."""
+    (argument,) = (a for a in chart.container(objects, component)["args"] if ".tls=" in a)
+    return config.TlsConfig(**yaml.safe_load(argument.partition("=")[2].partition("=")[2])).clients
+
+
+def test_with_a_secret_for_each_component_names_decide_who_may_call_what() -> None:
+    components = ("learner", "actor", "evaluator", "replay", "test")
+    objects = chart.render(
+        *("experiment:cartpole-r2d2", "tls.enabled=true", "evaluator.enabled=true"),
+        *(f"tls.existingSecrets.{component}=our-{component}" for component in components),
+    )
+    assert secrets_of(objects) == {component: f"our-{component}" for component in components}
+    assert not chart.find_all(objects, "Certificate")
+    names = {
+        component: (f"run-seedpod-{component}.ns.svc", f"*.run-seedpod-{component}.ns.svc")
+        for component in components
+    }
+    assert {component: clients_of(objects, component) for component in components[:-1]} == {
+        "learner": {"actor": names["actor"] + names["evaluator"] + names["test"]},
+        "actor": {},
+        "evaluator": {},
+        "replay": {"learner": names["learner"] + names["test"]},
+    }
+
+
 def test_cert_manager_makes_a_certificate_for_each_component() -> None:
     arguments = (
         *("experiment:cartpole-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),
@@ -586,10 +620,7 @@ def test_cert_manager_makes_a_certificate_for_each_component() -> None:
     )
     objects = chart.render(*arguments)
     made = {o["spec"]["secretName"]: o["spec"] for o in chart.find_all(objects, "Certificate")}
-    used = {
-        component: next(v["secret"]["secretName"] for v in pod["volumes"] if v["name"] == "tls")
-        for component, pod in chart.pods(objects).items()
-    }
+    used = secrets_of(objects)
     assert used == {
         "learner": "run-seedpod-learner-tls",
         "actor": "run-seedpod-actor-tls",
@@ -605,8 +636,6 @@ def test_cert_manager_makes_a_certificate_for_each_component() -> None:
         assert address in made[used[component]]["dnsNames"]
     # Only actors join, only learners call replay; `helm test` does both.
     for component, role in (("learner", "actor"), ("replay", "learner"), ("actor", "")):
-        (argument,) = (a for a in chart.container(objects, component)["args"] if ".tls=" in a)
-        tls = config.TlsConfig(**yaml.safe_load(argument.partition("=")[2].partition("=")[2]))
         names = (
             tuple(
                 name
@@ -616,7 +645,7 @@ def test_cert_manager_makes_a_certificate_for_each_component() -> None:
             if role
             else ()
         )
-        assert tls.clients == ({role: names} if role else {})
+        assert clients_of(objects, component) == ({role: names} if role else {})
     arguments_of = chart.container(objects, "learner")["args"]
     (shards,) = (a for a in arguments_of if "replay_addresses" in a)
     assert shards.endswith(

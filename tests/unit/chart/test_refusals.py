@@ -53,7 +53,21 @@ TPU = "learner.accelerator.type=tpu"
         ),
         (["learner.checkpointDirectory=gs://bucket/x"], "'gs://bucket/x' does not match pattern"),
         (["actor.resources.limits=null"], "'/actor/resources': missing property 'limits'"),
-        (["tls.enabled=true"], 'existingSecret is "" and certManager.enabled false'),
+        (
+            ["tls.enabled=true"],
+            'existingSecret is "", existingSecrets {} and certManager.enabled false',
+        ),
+        (
+            ["tls.enabled=true", "tls.existingSecret=mine", "tls.existingSecrets.actor=ours"],
+            "allowed with tls.enabled: exactly one of them",
+        ),
+        (
+            [
+                *("experiment:cartpole-r2d2", "tls.enabled=true"),
+                *(f"tls.existingSecrets.{name}=ours" for name in ("learner", "actor", "test")),
+            ],
+            "tls.existingSecrets has no replay, allowed: a secret for each of learner actor replay",
+        ),
         (
             [
                 *("tls.enabled=true", "tls.existingSecret=mine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import pathlib
 from typing import Any
@@ -360,3 +361,28 @@ def test_past_policies_are_kept_every_period_and_survive_a_restart(
     again.restore(save(tmp_path, agent.variables()))
     np.testing.assert_array_equal(parameters(again, past=1), newest[2])
     np.testing.assert_array_equal(parameters(again, past=0), newest[4])
+
+
+def test_updates_leave_no_memory_behind() -> None:
+    agent = make()
+    records = batch(np.random.default_rng(0), agent)
+    sizes = []
+    for frames in range(700):
+        if frames in (200, 699):
+            sizes.append(memory_in_use())
+        agent.train(records, frames)
+    assert sizes[1] - sizes[0] < 100 * 499
+
+
+class Mallinfo2(ctypes.Structure):
+    """See mallinfo(3); `uordblks`, the bytes given out, is the eighth of the numbers."""
+
+    _fields_ = (("before", ctypes.c_size_t * 7), ("uordblks", ctypes.c_size_t),
+                ("after", ctypes.c_size_t * 2))  # fmt: skip
+
+
+def memory_in_use() -> int:
+    """Bytes that the C library has given out and not got back, TensorFlow's among them."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Mallinfo2
+    return int(mallinfo2().uordblks)

@@ -109,8 +109,16 @@ def test_priorities_and_counts_come_from_the_snapshot(tmp_path: pathlib.Path) ->
         assert contents(host) == before
         assert (host.table.limiter.inserted, host.table.limiter.sampled) == (11, 33)
         assert int(host.table.state()["times_sampled"].astype(int).sum()) == 33
+        await insert(host, [78.0])
 
     run(tmp_path, check)
+
+    async def check_again(host: TableHost) -> None:
+        # Killed twice between two snapshots: the limiter must not count the generations that
+        # recovery has left out.
+        assert (host.table.limiter.inserted, host.table.limiter.sampled) == (12, 33)
+
+    run(tmp_path, check_again)
 
 
 def test_used_up_items_do_not_come_back(tmp_path: pathlib.Path) -> None:
