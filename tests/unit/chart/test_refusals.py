@@ -29,6 +29,10 @@ TPU = "learner.accelerator.type=tpu"
         (["actor.replicas=many"], "'/actor/replicas': got string, want integer"),
         (["learner.replicas=2"], "'/learner/replicas': maximum: got 2, want 1"),
         (
+            ["experiment.learner.inference=actors"],
+            "experiment.learner.inference is actors, allowed in a cluster: learner",
+        ),
+        (
             ["experiment:cartpole-r2d2", "replay.replicas=0"],
             "replay.replicas is 0, allowed with learner.algorithm r2d2: 1 or more",
         ),
