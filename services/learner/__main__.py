@@ -15,7 +15,7 @@ def main() -> int:
     """Runs the service; the last line on stdout is a JSON summary of the run."""
     # Until the service is there, which takes seconds, nothing needs saving.
     processes.exit_on_sigterm()
-    from services.shared import config
+    from services.shared import config, profiling
 
     parser = argparse.ArgumentParser(prog="python -m services.learner", description=main.__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
@@ -36,6 +36,7 @@ def main() -> int:
         metavar="N",
         help="with --evaluate: wait for so many recordings, too",
     )
+    profiling.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -72,7 +73,8 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.request_stop())
     try:
-        status = service.run()
+        with profiling.trace(profiling.given(arguments), "learner"):
+            status = service.run()
         if cluster is None:
             return status
         # Without the destructors: TensorFlow's wait for learners that have gone.

@@ -232,6 +232,16 @@ class Agent(abc.ABC):
         self._act_calls = int(values["act_calls"])
         self._publish()
 
+    def parameters(self) -> dict[str, npt.NDArray[np.float32]]:
+        """What acting needs: the network's arrays, by name."""
+        return {name: v.numpy() for name, v in named_variables(self._network).items()}
+
+    def set_parameters(self, values: dict[str, npt.NDArray[np.float32]], version: int) -> None:
+        """Takes what `parameters` of another learner's agent were after `version` updates."""
+        for name, variable in named_variables(self._network).items():
+            variable.assign(values[name])
+        self._version = version
+
     # What a subclass adds.
 
     @abc.abstractmethod

@@ -42,7 +42,16 @@ class Cluster:
 
 
 def own_settings(config: LearnerConfig, cluster: Cluster | None) -> LearnerConfig:
-    """Without the files that only the first of several learners writes."""
+    """Without the files that only the first of several learners writes.
+
+    Raises:
+      ValueError: Several learners cannot do what is asked for.
+    """
+    if cluster is not None and config.inference != "learner":
+        raise ValueError(
+            f"learner.inference is {config.inference} with {len(cluster.addresses)} learners,"
+            " allowed: learner"
+        )
     if cluster is None or cluster.index == 0:
         return config
     evaluation = {"results_path": None, "recordings_directory": None}

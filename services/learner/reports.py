@@ -317,11 +317,19 @@ class _LearnerCollector(Collector):
                     f"seedpod_evaluation_{name}", "Handed over by actors", value=value
                 )
         if (assembler := self._service.assembler) is not None:
+            waiting = len(assembler) + self._service.queued_unrolls
             yield GaugeMetricFamily(
-                "seedpod_unrolls_waiting", "Finished, not taken by training", value=len(assembler)
+                "seedpod_unrolls_waiting", "Finished, not taken by training", value=waiting
             )
         if (training := self._service.training) is not None:
             yield from _replay_metrics(training)
+        for name, help_text, value in zip(
+            ("records_received_bytes", "parameters_sent_bytes"),
+            ("Of all messages with records", "To actors that hold the policy"),
+            self._service.traffic,
+            strict=True,
+        ):
+            yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
         if (steps := self._service.steps()) is not None:
             yield from _step_metrics(steps)
         yield from self._bounds(self._service.training_slots)
@@ -336,6 +344,10 @@ class _LearnerCollector(Collector):
             bound = policy_lag_bound(
                 slots, config.batch_size, config.unrolls_per_slot, config.sample_reuse
             )
+            if config.inference == "actors":
+                # A parameter's age when it is used, the queue, and a message of each actor.
+                rounds = slots / config.batch_size + 1 + self._service.live_actors
+                bound += config.sample_reuse * rounds
             yield GaugeMetricFamily(
                 "seedpod_policy_lag_bound", "Of slots that are equally fast", value=bound
             )

@@ -44,7 +44,10 @@ from services.learner.self_play import SelfPlay
 from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS, StepStore, StoreLayout
 from services.learner.trainer import Trainer
+from services.learner.trajectories import UnrollLayout
+from services.learner.trajectory_server import TrajectoryServer
 from services.learner.transport import Transport
+from services.learner.unroll_queue import Desk, ParameterBoard, UnrollQueue
 from services.shared import config, processes
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
@@ -101,6 +104,13 @@ class LearnerService:
             self._config.evaluation.episodes if evaluation is None else None,
             self._config.opponent_agents,
         )
+        # Where actors hold the policy.
+        self._trajectories: TrajectoryServer | None = None
+        if self._config.inference == "actors" and evaluation is None:
+            self._trajectories = TrajectoryServer(
+                self._config, self._check_registration, self._statistics
+            )
+        self._desk: Desk | None = None
         self._build_lock = threading.Lock()
         self._spec: EnvironmentSpec | None = None
         self._store: StepStore | None = None
@@ -137,6 +147,8 @@ class LearnerService:
         self._transport.start()
         _log.info("serving on %s", self._transport.address)
         try:
+            if self._trajectories is not None:
+                self._trajectories.start()
             self._meet()
             # With others, building waits for all of them, and they for their first actors.
             if self._state.restored is not None and self._cluster is None:
@@ -147,6 +159,8 @@ class LearnerService:
             self._ended = time.monotonic()
             self._wind_down()
         finally:
+            if self._trajectories is not None:
+                self._trajectories.stop()
             self._transport.stop()
         print(json.dumps(self.summary()), flush=True)
         if (failure := self._failure) is None:
@@ -203,8 +217,10 @@ class LearnerService:
             return
         if not self._stop_requested and self._error is None and self._is_finished():
             self._transport.finish()
+            if self._trajectories is not None:
+                self._trajectories.finish()
             deadline = time.monotonic() + _FAREWELL_SECONDS
-            while self._transport.leases.live_groups and time.monotonic() < deadline:
+            while self._is_visited and time.monotonic() < deadline:
                 time.sleep(0.05)
         worker.stop()
         self._recordings.stop()
@@ -227,7 +243,30 @@ class LearnerService:
             self._training.close()
         self._reports.close(self)
 
+    @property
+    def _is_visited(self) -> bool:
+        """Whether actors are connected that shall hear of the end."""
+        senders = 0 if self._trajectories is None else self._trajectories.live_actors
+        return self._transport.leases.live_groups + senders > 0
+
+    def _check_registration(self, request: inference_pb2.JoinRequest) -> Desk:
+        """As `_check_join`, of an actor that holds the policy."""
+        self._check_spec(request)
+        assert self._desk is not None, "there is one where actors hold the policy"
+        return self._desk
+
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
+        evaluates = request.role == inference_pb2.ACTOR_ROLE_EVALUATION
+        if self._trajectories is not None and not evaluates:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{request.actor_name!r} asks for actions to train, this learner trains on unrolls"
+                " of actors that hold the policy (learner.inference actors): allowed is"
+                " actor.role evaluation",
+            )
+        self._check_spec(request)
+
+    def _check_spec(self, request: inference_pb2.JoinRequest) -> None:
         spec = join.check(request, self._config.max_slots, self._config.opponent_agents)
         if self._evaluation is not None and request.role != inference_pb2.ACTOR_ROLE_EVALUATION:
             raise StatusError(
@@ -287,6 +326,10 @@ class LearnerService:
         )
         self._cpu_time = CpuTime()
         self._state.begin(agent, spec, counts=self._evaluation is None)
+        if self._trajectories is not None:
+            layout = UnrollLayout(spec, length, agent.parameter_size, agent.initial_state(1))
+            board = ParameterBoard(agent.parameters(), agent.version)
+            self._desk = Desk(layout, UnrollQueue(cfg.batch_size), board)
         policy: Policy = agent
         if cfg.self_play is not None:
             policy = SelfPlay(agent, cfg.self_play, leases, cfg.seed + together.learner)
@@ -339,6 +382,7 @@ class LearnerService:
             self._transport.wake,
             self._after_update,
             self._fail,
+            self._desk,
             together,
         )
         return self._training.threads()
@@ -362,6 +406,8 @@ class LearnerService:
         return int(store.counters[:, columns].sum())
 
     def _after_update(self, metrics: dict[str, float]) -> None:
+        if self._desk is not None and self._agent is not None:
+            self._desk.board.pin(self._agent.parameters(), self._agent.version)
         self._reports.training(metrics, self)
         if self._agent is not None and self._spec is not None:
             self._state.save_if_due(self._agent, self._spec)
@@ -385,8 +431,8 @@ class LearnerService:
             evaluation_standard_error=evaluated.standard_error,
             evaluation_episodes=evaluated.episodes,
             mean_episode_length=s.mean_length,
-            live_slots=leases.live_slots,
-            leased_slots=leases.leased_slots,
+            live_slots=leases.live_slots + self._sending_slots,
+            leased_slots=leases.leased_slots + self._sending_slots,
             inference_batch_fill=s.batch_fill,
             policy_lag=s.policy_lag,
             bottleneck=s.bottleneck(),
@@ -402,9 +448,10 @@ class LearnerService:
         client = None if self._training is None else self._training.client
         empty = np.zeros(len(COUNTERS))
         counters = empty if self._store is None else self._store.counters.sum(axis=0)
+        sent = self._trajectories
         return inference_pb2.CpuSeconds(
-            environment=counters[5],
-            actor=counters[6],
+            environment=counters[5] + (0.0 if sent is None else sent.environment_cpu_seconds),
+            actor=counters[6] + (0.0 if sent is None else sent.actor_cpu_seconds),
             front_ends=counters[7],
             inference=inference,
             training=trained,
@@ -417,10 +464,15 @@ class LearnerService:
         assembler, training = self._assembler, self._training
         if assembler is None or training is None:
             return None
+        trained = self._statistics.steps - self._state.steps_at_start
+        if self._desk is not None:  # what actors have not sent is not known here
+            queue = self._desk.queue
+            unfinished = queue.waiting_steps + training.taker.steps_in_hand
+            return StepAccount(queue.received_steps, trained, 0, unfinished)
         dropped = int(assembler.dropped_steps.sum())
         return StepAccount(
             received=int(assembler.received_steps.sum()),
-            trained=self._statistics.steps - self._state.steps_at_start,
+            trained=trained,
             dropped=dropped + (0 if training.sender is None else training.sender.dropped_steps),
             unfinished=assembler.unfinished_steps() + training.taker.steps_in_hand,
         )
@@ -479,12 +531,29 @@ class LearnerService:
     @property
     def live_actors(self) -> int:
         """Actor services that are connected."""
-        return self._transport.leases.live_actors
+        senders = 0 if self._trajectories is None else self._trajectories.live_actors
+        return self._transport.leases.live_actors + senders
 
     @property
     def training_slots(self) -> int:
         """Env slots that are leased for training."""
-        return self._transport.leases.training_slots
+        return self._transport.leases.training_slots + self._sending_slots
+
+    @property
+    def _sending_slots(self) -> int:
+        return 0 if self._trajectories is None else self._trajectories.live_slots
+
+    @property
+    def queued_unrolls(self) -> int:
+        """Unrolls of actors that hold the policy, not taken by training."""
+        return 0 if self._desk is None else len(self._desk.queue)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of records that actors have sent, and of parameters that were sent to them."""
+        rows = 0 if self._store is None else int(self._store.counters[:, 2].sum())
+        sent = self._trajectories
+        return (rows, 0) if sent is None else (rows + sent.received_bytes, sent.parameter_bytes)
 
     @property
     def checkpoints(self) -> checkpoint_writer.Writer:

@@ -165,7 +165,8 @@ class Statistics:
         self._length = np.zeros(slots, np.int64)
         self._fill = 0.0
         self._frame_rate = Rate()
-        self._busy = {"inference": Rate(), "training": Rate(), "held": Rate(), "replay": Rate()}
+        parts = ("inference", "training", "held", "backlog", "replay")
+        self._busy = {part: Rate() for part in parts}
         self.queue_wait = Histogram(
             "seedpod_inference_queue_wait_seconds",
             "Time that the oldest request of a batch waited",
@@ -225,8 +226,12 @@ class Statistics:
             if self._environments[slot] == slot:
                 self._add_evaluated(slot, length, *take_info(slot))
         elif self._roles[slot] == Role.TRAINING:
-            self.episodes += 1
-            self.ended_episodes.append((total, length))
+            self.add_episode(total, length)
+
+    def add_episode(self, total: float, length: int) -> None:
+        """Counts an episode of a training slot by its return and length."""
+        self.episodes += 1
+        self.ended_episodes.append((total, length))
 
     def _add_evaluated(
         self, environment: int, length: int, level: str, values: dict[str, float]
@@ -244,13 +249,18 @@ class Statistics:
         self._busy[part].add(seconds)
 
     def busy_share(self, part: str) -> float:
-        """Share of the last seconds, 0 to 1; for "held" the mean number of groups held back."""
+        """Share of the last seconds, 0 to 1.
+
+        For "held" it is the mean number of groups held back, for "backlog" that of actors whose
+        unrolls find no room.
+        """
         return self._busy[part].per_second()
 
     def bottleneck(self) -> str:
         """Which part limits throughput now; see `bottleneck`."""
-        shares = (self.busy_share(part) for part in ("training", "inference", "held", "replay"))
-        return bottleneck(*shares)
+        held = max(self.busy_share("held"), self.busy_share("backlog"))
+        training, inference = self.busy_share("training"), self.busy_share("inference")
+        return bottleneck(training, inference, held, self.busy_share("replay"))
 
     def actors_wanted(self, actors: int) -> float:
         """How many actor services would keep the learner at its target utilisation.

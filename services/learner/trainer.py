@@ -89,6 +89,40 @@ class BatchSource(Protocol):
         """Takes notice of an update from the newest batch."""
 
 
+def wait_for_parts(
+    count: int,
+    take: Callable[[int, float], RecordBatch | None],
+    ended: Callable[[], bool],
+) -> RecordBatch | None:
+    """Collects a batch.
+
+    Args:
+      count: Unrolls of the batch.
+      take: Waits for unrolls and takes up to so many of them; None after so many seconds.
+      ended: Whether to give up.
+
+    Returns:
+      The batch; None if it was given up.
+    """
+    parts: list[RecordBatch] = []
+    missing = count
+    started = time.monotonic()
+    warned = False
+    while missing:
+        if ended():
+            return None
+        part = take(missing, _TAKE_SECONDS)
+        if part is None:
+            waited = time.monotonic() - started
+            if waited > _WARN_AFTER_SECONDS and not warned:
+                _log.warning("no unrolls for %.0f s; waiting for actors", waited)
+                warned = True
+            continue
+        parts.append(part)
+        missing -= len(part.reward)
+    return RecordBatch.concatenate(parts)
+
+
 class UnrollSource:
     """Batches of the newest unrolls, each used once and counted when it is taken.
 
@@ -122,26 +156,20 @@ class UnrollSource:
 
     def next(self, ended: Callable[[], bool]) -> TrainingBatch | None:
         """See `BatchSource`."""
-        parts: list[RecordBatch] = []
-        missing = self._batch_size
-        started = time.monotonic()
-        warned = False
-        while missing:
-            if ended():
-                return None
-            unrolls: list[Unroll] | None = self._assembler.take(missing, _TAKE_SECONDS)
+
+        def take(missing: int, timeout_seconds: float) -> RecordBatch | None:
+            unrolls: list[Unroll] | None = self._assembler.take(missing, timeout_seconds)
             if unrolls is None:
-                waited = time.monotonic() - started
-                if waited > _WARN_AFTER_SECONDS and not warned:
-                    _log.warning("no unrolls for %.0f s; waiting for actors", waited)
-                    warned = True
-                continue
-            parts.append(self._assembler.gather(unrolls))
-            self.steps_in_hand += parts[-1].environment_steps
+                return None
+            part = self._assembler.gather(unrolls)
+            self.steps_in_hand += part.environment_steps
             self._assembler.release(unrolls)
             self._wake_inference()
-            missing -= len(unrolls)
-        records = RecordBatch.concatenate(parts)
+            return part
+
+        records = wait_for_parts(self._batch_size, take, ended)
+        if records is None:
+            return None
         self._statistics.add_steps(records.environment_steps, self._spec)
         self.steps_in_hand = 0
         return TrainingBatch(records)

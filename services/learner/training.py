@@ -4,6 +4,10 @@ V-trace takes unrolls straight from the step store:
 
     assembler -> UnrollSource -> Trainer
 
+or, where actors hold the policy, from what they send:
+
+    actors -> UnrollQueue -> TrajectorySource -> Trainer
+
 R2D2 goes through the replay service, with a thread on each side:
 
     assembler -> SequenceSender -> replay -> ReplaySource -> Trainer
@@ -28,6 +32,7 @@ from services.learner.replay_source import ReplaySource
 from services.learner.replicas import ALONE, Replicas
 from services.learner.statistics import Statistics
 from services.learner.trainer import Trainer, UnrollSource
+from services.learner.unroll_queue import Desk, TrajectorySource
 from services.learner.unrolls import UnrollAssembler
 from services.learner.vtrace_agent import VtraceAgent
 from services.shared import config
@@ -92,7 +97,7 @@ class Training:
     """
 
     trainer: Trainer
-    taker: UnrollSource | sequences.SequenceSender
+    taker: UnrollSource | TrajectorySource | sequences.SequenceSender
     client: ReplayClient | None = None
     sender: sequences.SequenceSender | None = None
 
@@ -127,6 +132,7 @@ def make_training(
     wake_inference: Callable[[], None],
     after_update: Callable[[dict[str, float]], None],
     on_failure: Callable[[Exception], None],
+    desk: Desk | None = None,
     replicas: Replicas = ALONE,
 ) -> Training:
     """Makes what trains.
@@ -141,9 +147,16 @@ def make_training(
       wake_inference: Called when records may be overwritten again.
       after_update: See `Trainer`.
       on_failure: Called with what ended another thread than the trainer's.
+      desk: Where unrolls come from, if actors hold the policy.
       replicas: What makes an update together.
     """
     agreement = Agreement(statistics, spec, settings.total_frames, replicas.learners)
+    if desk is not None:
+        trajectories = TrajectorySource(settings.batch_size, spec, desk.queue, statistics)
+        trainer = Trainer(
+            settings, trajectories, agent, agreement, statistics, cpu_time, after_update
+        )
+        return Training(trainer, trajectories)
     if not isinstance(agent, R2d2Agent):
         source = UnrollSource(settings.batch_size, spec, assembler, statistics, wake_inference)
         trainer = Trainer(settings, source, agent, agreement, statistics, cpu_time, after_update)

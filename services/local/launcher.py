@@ -32,6 +32,7 @@ from services.local.report.run import SUMMARY_FILE
 from services.shared import config, rpc
 from services.shared.cores import usable_cores
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from services.shared.profiling import Profile
 
 _STOP_SECONDS = 30.0
 _REPLAY_STOP_SECONDS = 10.0
@@ -54,12 +55,15 @@ class StopFlag:
             time.sleep(0.05)
 
 
-def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
+def train(
+    experiment: config.Experiment, run: pathlib.Path, profile: Profile | None = None
+) -> dict[str, Any]:
     """Trains until all frames are taken or a signal comes.
 
     Args:
       experiment: What to run; addresses and folders are replaced by this run's.
       run: The run's folder; its checkpoints are resumed from.
+      profile: Of each service, see `services.shared.profiling`.
 
     Returns:
       The learner's summary; `failure` says what ended the run, if it did not end well.
@@ -69,7 +73,8 @@ def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
     """
     _check_slots(experiment)
     print(f"run: {run} (logs, checkpoints, TensorBoard events)", file=sys.stderr)
-    return _launch(experiment, run, view.TrainingView(experiment.learner.total_frames))
+    screen = view.TrainingView(experiment.learner.total_frames)
+    return _launch(experiment, run, screen, profile=profile)
 
 
 def _launch(
@@ -77,6 +82,7 @@ def _launch(
     run: pathlib.Path,
     screen: view.View,
     learner_arguments: tuple[str, ...] = (),
+    profile: Profile | None = None,
 ) -> dict[str, Any]:
     run.mkdir(parents=True, exist_ok=True)
     with (run / ".lock").open("w") as lock:
@@ -86,7 +92,7 @@ def _launch(
             raise LaunchError(f"{run}: another seedpod runs in this folder") from None
         # First of all: a port that is taken must leave the folder as it is.
         with _page(experiment.local, run, screen):
-            return _launch_locked(experiment, run, screen, learner_arguments)
+            return _launch_locked(experiment, run, screen, learner_arguments, profile)
 
 
 def _launch_locked(
@@ -94,6 +100,7 @@ def _launch_locked(
     run: pathlib.Path,
     screen: view.View,
     learner_arguments: tuple[str, ...],
+    profile: Profile | None,
 ) -> dict[str, Any]:
     document = run / "experiment.yaml"
     before = document.read_text() if document.exists() else None
@@ -107,7 +114,7 @@ def _launch_locked(
 
     previous = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
+        summary = _Run(document, experiment, run, stop, learner_arguments, profile).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -152,8 +159,10 @@ class _Run:
         run: pathlib.Path,
         stop: StopFlag,
         learner_arguments: tuple[str, ...],
+        profile: Profile | None,
     ) -> None:
         self._stop = stop
+        self._profile_arguments = [] if profile is None else profile.arguments()
         self._tls = experiment.learner.tls
         self._actors: list[Service] = []
         self._local = experiment.local
@@ -161,7 +170,12 @@ class _Run:
         self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
-        arguments = [*learner_arguments]
+        arguments = [*learner_arguments, *self._profile_arguments]
+        # Where actors hold the policy, those that train are another program, and send unrolls.
+        self._trajectory_address: str | None = None
+        if experiment.learner.inference == "actors" and not learner_arguments:
+            self._trajectory_address = f"127.0.0.1:{free_port()}"
+            arguments.append(f"--set=learner.trajectory_address={self._trajectory_address}")
         self._replay: list[Service] = []
         # An evaluation, which has arguments, neither fills nor reads replay.
         if experiment.learner.algorithm == "r2d2" and not learner_arguments:
@@ -201,6 +215,7 @@ class _Run:
         command = [
             *("-m", "services.replay", "--child", f"--experiment={self._document}"),
             f"--set=replay.address={address}",
+            *self._profile_arguments,
         ]
         if shard:
             command.append("--set=replay.metrics_port=0")
@@ -211,16 +226,22 @@ class _Run:
 
     def _start_actors(self) -> None:
         for i in range(self._local.actors):
-            self._start_actor(f"actor-{i}", self._learners.addresses_for(i))
+            if self._trajectory_address is None:
+                learners = self._learners.addresses_for(i)
+                self._start_actor(f"actor-{i}", "services.actor", learners)
+            else:
+                module = "services.learner.impala_actor"
+                self._start_actor(f"actor-{i}", module, self._trajectory_address)
         if self._local.evaluation_environments and not self._evaluates:
             # All its episodes are reported by one learner.
-            chief = self._learners.addresses[0]
-            self._start_actor("evaluator", chief, *evaluator_settings(self._local))
+            chief, settings = self._learners.addresses[0], evaluator_settings(self._local)
+            self._start_actor("evaluator", "services.actor", chief, *settings)
 
-    def _start_actor(self, name: str, learners: str, *settings: str) -> None:
+    def _start_actor(self, name: str, module: str, learners: str, *settings: str) -> None:
         command = [
-            *("-m", "services.actor", "--child", f"--experiment={self._document}"),
+            *("-m", module, "--child", f"--experiment={self._document}"),
             *(f"--set=actor.learner_address={learners}", f"--name={name}"),
+            *self._profile_arguments,
         ]
         if self._actor_metrics_port:
             port = self._actor_metrics_port + len(self._actors)

@@ -228,6 +228,10 @@ class LearnerConfig(Model):
     address: str = pydantic.Field(
         default="localhost:50051", description="host:port to serve on; port 0: any free one."
     )
+    trajectory_address: str = pydantic.Field(
+        default="localhost:50053",
+        description="host:port to take unrolls on, with inference by actors.",
+    )
     tls: TlsConfig | None = pydantic.Field(
         default=None, description="Files of the service's certificate. Default: no encryption."
     )
@@ -242,6 +246,11 @@ class LearnerConfig(Model):
     network: NetworkConfig = NetworkConfig()
     algorithm: Literal["vtrace", "r2d2"] = pydantic.Field(
         default="vtrace", description="What is learned from the records, and how."
+    )
+    inference: Literal["learner", "actors"] = pydantic.Field(
+        default="learner",
+        description="Who holds the policy. `actors`: each actor service infers by itself, fetches"
+        " parameters and sends unrolls, as in IMPALA; only V-trace.",
     )
     vtrace: VtraceConfig = VtraceConfig()
     r2d2: R2d2Config = R2d2Config()
@@ -286,8 +295,8 @@ class LearnerConfig(Model):
     )
     xla: bool = pydantic.Field(
         default=False,
-        description="Compile the training step with XLA: pays for convolutions, costs half a"
-        " minute at the start.",
+        description="Compile the training step with XLA: pays for convolutions on an accelerator,"
+        " costs half a minute at the start.",
     )
     threads: PositiveInt | None = pydantic.Field(
         default=None, description="TensorFlow threads inside one operation. Default: all cores."
@@ -306,6 +315,22 @@ class LearnerConfig(Model):
     def opponent_agents(self) -> int:
         """Agents of each environment, the last ones, that are played by past policies."""
         return self.self_play.opponent_agents if self.self_play is not None else 0
+
+    @pydantic.model_validator(mode="after")
+    def _actors_can_infer(self) -> LearnerConfig:
+        if self.inference == "learner":
+            return self
+        if self.algorithm != "vtrace":
+            raise ValueError(
+                f"inference is actors with algorithm {self.algorithm}, allowed: vtrace, which"
+                " corrects for the parameters' age"
+            )
+        if self.self_play is not None:
+            raise ValueError(
+                "inference is actors with self_play, allowed: without; the pool of opponents is"
+                " the learner's"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _sequences_fit(self) -> LearnerConfig:

@@ -590,7 +590,8 @@ def secrets_of(objects: list[chart.Object]) -> dict[str, str]:
 def clients_of(objects: list[chart.Object], component: str) -> dict[str, tuple[str, ...]]:
     """Who may call a component, by role."""
     (argument,) = (a for a in chart.container(objects, component)["args"] if ".tls=" in a)
-    return config.TlsConfig(**yaml.safe_load(argument.partition("=")[2].partition("=")[2])).clients
+    document = yaml.safe_load(argument.partition("=")[2].partition("=")[2])
+    return {**config.TlsConfig(**document).model_dump()["clients"]}
 
 
 def test_with_a_secret_for_each_component_names_decide_who_may_call_what() -> None:

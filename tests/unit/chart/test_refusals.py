@@ -41,6 +41,10 @@ TPU = "learner.accelerator.type=tpu"
             "need 2080 env slots, experiment.learner.max_slots is 1024 in each of 2 learners",
         ),
         (
+            ["experiment.learner.inference=actors"],
+            "experiment.learner.inference is actors, allowed in a cluster: learner",
+        ),
+        (
             ["experiment:cartpole-r2d2", "replay.replicas=0"],
             "replay.replicas is 0, allowed with learner.algorithm r2d2: 1 or more",
         ),
