@@ -284,9 +284,9 @@ class Worker:
             environment_name=_printable(config.environment_name),
         )
         return LearnerClient(
-            config.learner_address,
+            config,
+            settings.worker,
             settings.keepalive_seconds,
-            config.tls,
             request,
             self._joined,
             self._membership,

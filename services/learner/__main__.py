@@ -51,7 +51,7 @@ def main() -> int:
     processes.restart_for_large_arrays("services.learner")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow takes seconds to import; a wrong experiment is refused before that.
-    from services.learner import devices
+    from services.learner import devices, peers
 
     devices.configure(experiment.learner.threads)
     from services.learner.checkpoint import CheckpointError
@@ -62,7 +62,11 @@ def main() -> int:
         None if arguments.evaluate is None else Evaluation(arguments.evaluate, arguments.recordings)
     )
     try:
-        service = LearnerService(experiment, evaluation)
+        cluster = peers.from_environment() if evaluation is None else None
+        found = devices.Devices()
+        if evaluation is None:
+            found = devices.choose(experiment.learner, len(cluster.addresses) if cluster else 1)
+        service = LearnerService(experiment, evaluation, cluster, found)
     except (OSError, ValueError, CheckpointError) as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2
@@ -70,7 +74,13 @@ def main() -> int:
         signal.signal(number, lambda *_: service.request_stop())
     try:
         with profiling.trace(profiling.given(arguments), "learner"):
-            return service.run()
+            status = service.run()
+        if cluster is None:
+            return status
+        # Without the destructors: TensorFlow's wait for learners that have gone.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
     except (OSError, CheckpointError) as error:  # a metrics port that is taken, for example
         print(f"learner: {error}", file=sys.stderr)
         return 2

@@ -8,7 +8,7 @@ import math
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import prometheus_client
@@ -47,19 +47,20 @@ class Reports:
     """
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Opens the event file, if one is asked for."""
+        """Begins; nothing here uses TensorFlow before `open`."""
         self.registry = prometheus_client.CollectorRegistry()
         self.config = config
-        self._writer = (
-            None
-            if config.log_directory is None
-            else tf.summary.create_file_writer(config.log_directory)
-        )
+        self._writer: Any = None
         self._started = time.monotonic()
         self._next_summary = self._started
         self._behaviour_difference = 0.0
         self._evaluations_written = 0
         self._metrics: dict[str, float] = {}
+
+    def open(self) -> None:
+        """Opens the event file, if one is asked for."""
+        if self.config.log_directory is not None:
+            self._writer = tf.summary.create_file_writer(self.config.log_directory)
 
     def serve_metrics(self, service: LearnerService) -> None:
         """Serves /metrics if a port is configured."""
@@ -269,6 +270,7 @@ class _LearnerCollector(Collector):
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
             *_evaluation_gauges(statistics),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
+            ("learners_missing", "Of the run, not there yet", self._service.missing_learners),
             ("actors", "Actor services that are connected", actors),
             (
                 "actors_wanted",

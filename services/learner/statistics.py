@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -106,10 +107,12 @@ class Statistics:
     """Counters of one learner.
 
     Attributes:
-      steps: Steps taken into training, of all agents.
-      frames: Environment frames taken into training.
+      steps: Steps taken into training here, of all agents, and before this process began.
+      frames: Environment frames taken into training, other learners' included.
       updates: Parameter updates.
-      episodes: Episodes of training slots that ended.
+      episodes: Episodes of training slots that ended here, and before this process began.
+      elsewhere_steps: Of other learners, since this process began.
+      elsewhere_episodes: Likewise.
       ended_episodes: Return and length of the newest, oldest first.
       evaluation_episodes: The newest of evaluation slots, oldest first.
       evaluated: How many of these have ended so far.
@@ -141,6 +144,10 @@ class Statistics:
         self.frames = 0
         self.updates = 0
         self.episodes = 0
+        self.elsewhere_steps = 0
+        self.elsewhere_episodes = 0
+        # With R2D2 sequences are counted in one thread, what other learners count in another.
+        self._counting = threading.Lock()
         self.held_groups = 0
         self.policy_lag = 0.0
         self.skipped_updates = 0
@@ -273,8 +280,23 @@ class Statistics:
 
     def add_steps(self, steps: int, spec: EnvironmentSpec) -> None:
         """Counts steps taken into training: each agent's, so an environment's may be several."""
-        self.steps += steps
-        frames = self.steps * spec.frames_per_step // (spec.agents - self._opponent_agents)
+        with self._counting:
+            self.steps += steps
+            self._count_frames(spec)
+
+    def add_elsewhere(self, steps: int, episodes: int, spec: EnvironmentSpec) -> None:
+        """Counts what other learners have taken into training."""
+        with self._counting:
+            self.elsewhere_steps += steps
+            self.elsewhere_episodes += episodes
+            self._count_frames(spec)
+
+    def frames_of(self, steps: int, spec: EnvironmentSpec) -> int:
+        """Environment frames of so many steps of agents that are trained on."""
+        return steps * spec.frames_per_step // (spec.agents - self._opponent_agents)
+
+    def _count_frames(self, spec: EnvironmentSpec) -> None:
+        frames = self.frames_of(self.steps + self.elsewhere_steps, spec)
         self._frame_rate.add(frames - self.frames)
         self.frames = frames
 

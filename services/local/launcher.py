@@ -15,7 +15,6 @@ import json
 import pathlib
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ import grpc
 
 from services.learner import checkpoint
 from services.local import view
+from services.local.learners import Learners, free_port
 from services.local.process import LaunchError, Service
 from services.local.report import live
 from services.local.report.run import SUMMARY_FILE
@@ -164,40 +164,35 @@ class _Run:
         self._stop = stop
         self._profile_arguments = [] if profile is None else profile.arguments()
         self._tls = experiment.learner.tls
-        self._address = f"127.0.0.1:{_free_port()}"
-        _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
         self._local = experiment.local
         self._evaluates = bool(learner_arguments)
         self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
-        arguments = [
-            f"--experiment={document}",
-            f"--set=learner.address={self._address}",
-            *learner_arguments,
-            *self._profile_arguments,
-        ]
+        arguments = [*learner_arguments, *self._profile_arguments]
         # Where actors hold the policy, those that train are another program, and send unrolls.
         self._trajectory_address: str | None = None
         if experiment.learner.inference == "actors" and not learner_arguments:
-            self._trajectory_address = f"127.0.0.1:{_free_port()}"
+            self._trajectory_address = f"127.0.0.1:{free_port()}"
             arguments.append(f"--set=learner.trajectory_address={self._trajectory_address}")
-        self._replay: Service | None = None
+        self._replay: list[Service] = []
         # An evaluation, which has arguments, neither fills nor reads replay.
         if experiment.learner.algorithm == "r2d2" and not learner_arguments:
-            replay = f"127.0.0.1:{_free_port()}"
-            self._replay = self._start_replay(replay)
-            arguments.append(f"--set=learner.r2d2.replay_addresses=[{replay}]")
-        self._learner = Service(
-            "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
-        )
+            shards = [f"127.0.0.1:{free_port()}" for _ in range(self._local.replay_shards)]
+            directory = experiment.replay.persistence.directory
+            self._replay = [self._start_replay(*s, directory) for s in enumerate(shards)]
+            arguments.append(f"--set=learner.r2d2.replay_addresses=[{','.join(shards)}]")
+        learners = 1 if learner_arguments else self._local.learners
+        self._learners = Learners(experiment, document, run, learners, arguments)
+        self._learner = self._learners.chief
+        _write(run / _ADDRESS_FILE, self._learners.addresses[0])
 
     def run(self, screen: view.View) -> dict[str, Any]:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._address, tls=self._tls) as channel, screen:
+            with rpc.channel(self._learners.addresses[0], tls=self._tls) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
                     for service in self._others:
@@ -213,32 +208,39 @@ class _Run:
 
     @property
     def _others(self) -> list[Service]:
-        """All but the learner."""
-        return [*self._actors, *([] if self._replay is None else [self._replay])]
+        """All but the learner that the run ends with."""
+        return [*self._learners.others, *self._actors, *self._replay]
 
-    def _start_replay(self, address: str) -> Service:
+    def _start_replay(self, shard: int, address: str, directory: str | None) -> Service:
         command = [
             *("-m", "services.replay", "--child", f"--experiment={self._document}"),
             f"--set=replay.address={address}",
             *self._profile_arguments,
         ]
-        return Service("replay", command, self._folder / "replay.log")
+        if shard:
+            command.append("--set=replay.metrics_port=0")
+            if directory is not None:
+                command.append(f"--set=replay.persistence.directory={directory}-{shard}")
+        name = f"replay-{shard}" if shard else "replay"
+        return Service(name, command, self._folder / f"{name}.log")
 
     def _start_actors(self) -> None:
         for i in range(self._local.actors):
             if self._trajectory_address is None:
-                self._start_actor(f"actor-{i}", "services.actor", self._address)
+                learners = self._learners.addresses_for(i)
+                self._start_actor(f"actor-{i}", "services.actor", learners)
             else:
                 module = "services.learner.impala_actor"
                 self._start_actor(f"actor-{i}", module, self._trajectory_address)
         if self._local.evaluation_environments and not self._evaluates:
-            settings = evaluator_settings(self._local)
-            self._start_actor("evaluator", "services.actor", self._address, *settings)
+            # All its episodes are reported by one learner.
+            chief, settings = self._learners.addresses[0], evaluator_settings(self._local)
+            self._start_actor("evaluator", "services.actor", chief, *settings)
 
-    def _start_actor(self, name: str, module: str, learner: str, *settings: str) -> None:
+    def _start_actor(self, name: str, module: str, learners: str, *settings: str) -> None:
         command = [
             *("-m", module, "--child", f"--experiment={self._document}"),
-            *(f"--set=actor.learner_address={learner}", f"--name={name}"),
+            *(f"--set=actor.learner_address={learners}", f"--name={name}"),
             *self._profile_arguments,
         ]
         if self._actor_metrics_port:
@@ -249,15 +251,17 @@ class _Run:
 
     def _wind_down(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
-        self._learner.terminate()
-        for actor in self._actors:
-            actor.terminate()
-        # Replay ends last: the learner's streams would try to come back to it.
-        for service in (self._learner, *self._actors):
+        services = (self._learner, *self._learners.others, *self._actors)
+        for service in services:
+            service.terminate()
+        # Replay ends last: the learners' streams would try to come back to it.
+        for service in services:
             service.wait(deadline - time.monotonic())
-        if self._replay is not None:
-            self._replay.terminate()
-            self._replay.wait(_REPLAY_STOP_SECONDS)
+        deadline = time.monotonic() + _REPLAY_STOP_SECONDS
+        for service in self._replay:
+            service.terminate()
+        for service in self._replay:
+            service.wait(deadline - time.monotonic())
 
     def _summary(self, failure: str | None) -> dict[str, Any]:
         summary = self._learner.summary()
@@ -439,9 +443,3 @@ def _status(
         return status
     except grpc.RpcError:
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

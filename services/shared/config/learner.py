@@ -181,6 +181,25 @@ class NetworkConfig(Model):
     )
 
 
+class DevicesConfig(Model):
+    """What the learner computes on; see docs/devices.md."""
+
+    kind: Literal["auto", "cpu", "gpu", "tpu"] = pydantic.Field(
+        default="auto",
+        description="auto: GPUs if there are any, else the CPU. tpu: the cores of one host.",
+    )
+    count: PositiveInt | None = pydantic.Field(
+        default=None,
+        description="Devices that must be there; further ones are left idle. Default: all there"
+        " are. Of cpu: logical devices, to try what several do.",
+    )
+    inference: PositiveInt | None = pydantic.Field(
+        default=None,
+        description="Of several devices those that only answer actors; the others train."
+        " Default: 1. A single device does both.",
+    )
+
+
 class EvaluationConfig(Model):
     """Slots of actors whose role is evaluation."""
 
@@ -239,6 +258,7 @@ class LearnerConfig(Model):
         default=None, description="Default: all agents of an environment are the newest policy."
     )
     optimizer: OptimizerConfig = OptimizerConfig()
+    devices: DevicesConfig = DevicesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     unroll_length: PositiveInt = pydantic.Field(
         default=20, description="IMPALA, table G.1: 20; DMLab, table D.3: 100. R2D2: 80."
@@ -280,6 +300,11 @@ class LearnerConfig(Model):
     )
     threads: PositiveInt | None = pydantic.Field(
         default=None, description="TensorFlow threads inside one operation. Default: all cores."
+    )
+    peers_timeout_seconds: Positive = pydantic.Field(
+        default=600.0,
+        description="How long a learner waits for the others of its run before it ends, to be"
+        " started again.",
     )
     checkpoint_directory: str | None = None
     checkpoint_interval_seconds: Positive = 600.0
