@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import sys
-
-import uvloop
 
 from services.shared import processes
 
@@ -34,7 +33,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s replay: %(levelname)s %(message)s", force=True
     )
     try:
-        uvloop.run(server.serve(config.load_replay(arguments.experiment, arguments.overrides)))
+        asyncio.run(server.serve(config.load_replay(arguments.experiment, arguments.overrides)))
     except (config.ConfigError, server.CannotStart, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2
