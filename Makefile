@@ -11,8 +11,8 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
-.PHONY: chaos soak audit selftest bench-atari bench-football bench-inference bench-replay
-.PHONY: bench-plan bench-scale clean
+.PHONY: chaos soak audit selftest bench-actor bench-atari bench-football bench-impala
+.PHONY: bench-inference bench-plan bench-replay bench-scale bench-system clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ train: setup ## Train an agent (EXPERIMENT: a name or file; ARGS: see `seedpod t
 selftest: ## Check that the football engine loads and steps.
 	@exec $(PYTHON) -m services.actor.environments.football.selftest
 
+bench-actor: setup ## Measure what the actor costs beside its environments.
+	@OPENBLAS_NUM_THREADS=1 exec $(PYTHON) -m tests.benchmarks.bench_actor $(ARGS)
+
 bench-atari: setup ## Measure Atari steps per CPU-second against the bare emulator.
 	@OPENBLAS_NUM_THREADS=1 exec $(PYTHON) -m tests.benchmarks.bench_atari $(ARGS)
 
@@ -82,11 +85,17 @@ bench-inference: setup ## Measure what serving an action costs the learner.
 bench-replay: setup ## Measure what the replay service costs per item.
 	@exec $(PYTHON) -m tests.benchmarks.bench_replay $(ARGS)
 
+bench-impala: setup ## Train football with inference by the learner and by actors (IMPALA).
+	@exec $(PYTHON) -m tests.benchmarks.bench_impala $(ARGS)
+
 bench-plan: setup ## Hold `seedpod plan`'s simulation against real runs and SEED RL's table.
 	@exec $(PYTHON) -m tests.benchmarks.bench_plan $(ARGS)
 
 bench-scale: setup ## Measure what 100 to 4,000 environments cost one learner and two.
 	@exec $(PYTHON) -m tests.benchmarks.bench_scale $(ARGS)
+
+bench-system: setup ## Measure what a frame costs the whole system, and where.
+	@exec $(PYTHON) -m tests.benchmarks.bench_system $(ARGS)
 
 clean: ## Remove what the other targets made here (the engine's wheel cache stays).
 	rm -rf $(VENV) build wheels services/shared/generated seedpod.egg-info

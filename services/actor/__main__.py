@@ -20,7 +20,7 @@ def main() -> int:
     """
     processes.exit_on_sigterm()
     from services.actor.supervisor import Supervisor
-    from services.shared import config
+    from services.shared import config, profiling
     from services.shared.cores import usable_cores
 
     parser = argparse.ArgumentParser(prog="python -m services.actor", description=__doc__)
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument(
         "--child", action="store_true", help="end when the parent process ends, however it ends"
     )
+    profiling.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -52,7 +53,11 @@ def main() -> int:
     workers = experiment.actor.workers or usable_cores()
     try:
         supervisor = Supervisor(
-            experiment.actor, arguments.name, workers, experiment.learner.keepalive_seconds
+            experiment.actor,
+            arguments.name,
+            workers,
+            experiment.learner.keepalive_seconds,
+            profiling.given(arguments),
         )
     except OSError as error:
         print(f"actor.metrics_port {experiment.actor.metrics_port}: {error}", file=sys.stderr)

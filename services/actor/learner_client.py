@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
+from services.actor.learners import Learners
 from services.actor.waiting import Waiting
 from services.shared import rpc
-from services.shared.config import TlsConfig
+from services.shared.config import ActorConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 # The first Join waits for the network to be built; a learner that is away is noticed by keepalive
 # long before.
 _JOIN_TIMEOUT_SECONDS = 300.0
+# With several learners it waits for each one's first actor, too.
+_JOIN_ONE_OF_SEVERAL_SECONDS = 30.0
 _RECORDING_TIMEOUT_SECONDS = 60.0
 _PIECE_BYTES = 1 << 18
 
@@ -62,6 +65,7 @@ class Membership:
     Attributes:
       lease: The lease that the groups use; None before Join and after its loss.
       token: To ask for the same slots again; empty if unknown.
+      address: Of the learner that the token is from; empty if unknown.
       connected: Groups whose stream has answered since it was opened.
       reconnects: Streams and leases lost so far.
       waiting: For the learner.
@@ -69,13 +73,14 @@ class Membership:
 
     lease: inference_pb2.JoinResponse | None = None
     token: str = ""
+    address: str = ""
     connected: set[int] = dataclasses.field(default_factory=set)
     reconnects: int = 0
     waiting: Waiting = dataclasses.field(default_factory=Waiting)
 
 
 class LearnerClient:
-    """One connection to the learner; lives in one event loop.
+    """One connection to one learner at a time; lives in one event loop.
 
     grpc.aio because it was measured: a message costs the worker 180 to 220 microseconds of
     CPU time, with the synchronous API 230 to 520, whose threads also hold up each other's sends.
@@ -83,27 +88,34 @@ class LearnerClient:
 
     def __init__(
         self,
-        address: str,
+        config: ActorConfig,
+        worker: int,
         keepalive_seconds: float,
-        tls: TlsConfig | None,
         request: inference_pb2.JoinRequest,
         joined: Callable[[inference_pb2.JoinResponse], None],
         membership: Membership,
     ) -> None:
-        """Opens a channel.
+        """Prepares; `lease` connects.
 
         Args:
-          address: host:port.
+          config: The actor's settings.
+          worker: The worker's number in it.
           keepalive_seconds: A silent learner is given up after twice this time.
-          tls: The actor's certificate; None: no encryption.
           request: For Join; the token is filled in.
           joined: Called with each new lease, before it is used; raises ValueError if it does
             not fit.
           membership: Read and kept up to date.
         """
-        self._address = address
-        self._channel = rpc.aio_channel(address, keepalive_seconds, tls)
-        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._keepalive_seconds = keepalive_seconds
+        self._tls = config.tls
+        addresses = [address.strip() for address in config.learner_address.split(",")]
+        self._learners = Learners(
+            addresses, keepalive_seconds, config.tls, worker, config.rebalance_seconds
+        )
+        self._moving: asyncio.Task[None] | None = None
+        self._address = ""
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
         self._request = request
         self._joined = joined
         self._membership = membership
@@ -111,11 +123,16 @@ class LearnerClient:
         self._streams: dict[int, Any] = {}
         self._backoff: dict[int, rpc.Backoff] = {}
         self._closing = False
+        if membership.lease is not None:  # from an event loop before this one
+            self._open(membership.address)
 
     async def close(self) -> None:
         """Ends all streams."""
         self._closing = True
-        await self._channel.close()
+        if self._moving is not None:
+            self._moving.cancel()
+        if self._channel is not None:
+            await self._channel.close()
 
     async def lease(self) -> inference_pb2.JoinResponse:
         """The current lease; joins if there is none.
@@ -133,11 +150,17 @@ class LearnerClient:
     async def _join(self) -> inference_pb2.JoinResponse:
         member = self._membership
         backoff = rpc.Backoff()
+        several = self._learners.are_several
+        timeout = _JOIN_ONE_OF_SEVERAL_SECONDS if several else _JOIN_TIMEOUT_SECONDS
         while True:
+            if self._learners.is_due():  # its learner has been away for long
+                member.token = ""
+            knows = member.token and member.address
+            await self._connect(member.address if knows else await self._learners.choose())
             self._request.lease_token = member.token
             try:
                 lease: inference_pb2.JoinResponse = await self._stub.Join(
-                    self._request, timeout=_JOIN_TIMEOUT_SECONDS
+                    self._request, timeout=timeout
                 )
             except grpc.aio.AioRpcError as error:
                 if error.code() in _FATAL:
@@ -145,6 +168,8 @@ class LearnerClient:
                 if error.code() is grpc.StatusCode.NOT_FOUND and member.token:
                     member.token = ""
                     continue
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    self._learners.shuffle()
                 member.waiting.still(
                     f"cannot join the learner at {self._address}: {_describe(error)}"
                 )
@@ -153,7 +178,7 @@ class LearnerClient:
             await asyncio.sleep(backoff.next())
         if lease.finished:
             raise Finished
-        member.token = lease.lease_token
+        member.token, member.address = lease.lease_token, self._address
         try:
             self._joined(lease)
         except ValueError as error:
@@ -161,6 +186,25 @@ class LearnerClient:
         member.waiting.over("joined the learner")
         _log.info("the learner at %s leased %d slots", self._address, len(lease.slots))
         return lease
+
+    async def _connect(self, address: str) -> None:
+        if address == self._address:
+            return
+        if self._channel is not None:
+            await self._channel.close()
+        self._open(address)
+
+    def _open(self, address: str) -> None:
+        self._address = address
+        self._channel = rpc.aio_channel(address, self._keepalive_seconds, self._tls)
+        self._stub = inference_pb2_grpc.InferenceServiceStub(self._channel)
+
+    async def _move(self, lease: inference_pb2.JoinResponse) -> None:
+        """Gives the lease up if this learner has more than its share of environments."""
+        leaves = await self._learners.shall_leave(self._address, len(lease.slots))
+        if leaves and self._membership.lease is lease:
+            _log.info("leaving the learner at %s: others have fewer environments", self._address)
+            self._drop()
 
     async def exchange(
         self, lease: inference_pb2.JoinResponse, group: int, request: inference_pb2.ActRequest
@@ -172,6 +216,8 @@ class LearnerClient:
           LeaseLost: The lease is not `lease` any more.
           Refused: The learner does not take the request.
         """
+        if self._learners.is_due():
+            self._moving = asyncio.create_task(self._move(lease))
         while True:
             if self._membership.lease is not lease:
                 raise LeaseLost
@@ -243,7 +289,8 @@ class LearnerClient:
         if code in _FATAL:
             raise Refused(f"the learner refuses group {group}: {description}")
         member.waiting.still(f"lost the learner at {self._address}: {description}")
-        if code in _LEASE_IS_LOST:
+        # Or the learner has been away for long: another one may be there.
+        if code in _LEASE_IS_LOST or self._learners.is_due():
             self._drop()
             raise LeaseLost
         await asyncio.sleep(self._backoff.setdefault(group, rpc.Backoff()).next())

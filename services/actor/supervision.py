@@ -16,6 +16,7 @@ import pydantic
 import yaml
 
 from services.shared.config import ActorConfig
+from services.shared.profiling import Profile
 
 HEARTBEAT_SECONDS = 1.0
 
@@ -54,6 +55,7 @@ class WorkerSettings(_Message):
       supervisor_pid: Its parent.
       keepalive_seconds: Of the learner's connection.
       config: The experiment's actor section.
+      profile: Whether and where it is traced.
     """
 
     actor_name: str
@@ -64,6 +66,7 @@ class WorkerSettings(_Message):
     supervisor_pid: int
     keepalive_seconds: float
     config: ActorConfig
+    profile: Profile | None = None
 
     def dump(self) -> bytes:
         """For the worker's standard input, see `load`."""

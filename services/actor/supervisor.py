@@ -21,6 +21,7 @@ from services.actor.descendants import Family, adopt_orphans
 from services.actor.metrics import ActorMetrics
 from services.actor.supervision import Heartbeat, Receiver, WorkerExit, WorkerSettings
 from services.shared.config import ActorConfig
+from services.shared.profiling import Profile
 from services.shared.rpc import Backoff
 
 # An actor may take 10 s to end, and Kubernetes gives a spot pod 15.
@@ -238,7 +239,12 @@ class Supervisor:
     """All workers of an actor."""
 
     def __init__(
-        self, config: ActorConfig, name: str, workers: int, keepalive_seconds: float
+        self,
+        config: ActorConfig,
+        name: str,
+        workers: int,
+        keepalive_seconds: float,
+        profile: Profile | None = None,
     ) -> None:
         """Prepares the workers.
 
@@ -247,6 +253,7 @@ class Supervisor:
           name: Of the actor, for logs; seeds derive from it.
           workers: How many.
           keepalive_seconds: Of the connections to the learner.
+          profile: Of each worker, see `services.shared.profiling`.
         """
         adopt_orphans()
         self._family = Family()
@@ -261,6 +268,7 @@ class Supervisor:
                     heartbeat_fd=-1,
                     supervisor_pid=os.getpid(),
                     keepalive_seconds=keepalive_seconds,
+                    profile=profile,
                     config=config,
                 ),
                 self._selector,

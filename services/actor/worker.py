@@ -31,7 +31,7 @@ from services.actor.seats import Seat, Starter, close_all
 from services.actor.supervision import Heartbeat, WorkerExit, WorkerSettings
 from services.actor.waiting import SAY_EVERY_SECONDS, Waiting
 from services.actor.watchdog import Watchdog
-from services.shared import processes, wire
+from services.shared import processes, profiling, wire
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 
 if TYPE_CHECKING:
@@ -284,9 +284,9 @@ class Worker:
             environment_name=_printable(config.environment_name),
         )
         return LearnerClient(
-            config.learner_address,
+            config,
+            settings.worker,
             settings.keepalive_seconds,
-            config.tls,
             request,
             self._joined,
             self._membership,
@@ -332,7 +332,8 @@ def main() -> int:
 
     signal.signal(signal.SIGTERM, terminate)
     signal.signal(signal.SIGINT, terminate)
-    return worker.run()
+    with profiling.trace(settings.profile, f"{settings.actor_name}-{settings.worker}"):
+        return worker.run()
 
 
 if __name__ == "__main__":

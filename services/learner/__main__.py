@@ -15,7 +15,7 @@ def main() -> int:
     """Runs the service; the last line on stdout is a JSON summary of the run."""
     # Until the service is there, which takes seconds, nothing needs saving.
     processes.exit_on_sigterm()
-    from services.shared import config
+    from services.shared import config, profiling
 
     parser = argparse.ArgumentParser(prog="python -m services.learner", description=main.__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
@@ -36,6 +36,7 @@ def main() -> int:
         metavar="N",
         help="with --evaluate: wait for so many recordings, too",
     )
+    profiling.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -50,7 +51,7 @@ def main() -> int:
     processes.restart_for_large_arrays("services.learner")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # TensorFlow takes seconds to import; a wrong experiment is refused before that.
-    from services.learner import devices
+    from services.learner import devices, peers
 
     devices.configure(experiment.learner.threads)
     from services.learner.checkpoint import CheckpointError
@@ -61,14 +62,25 @@ def main() -> int:
         None if arguments.evaluate is None else Evaluation(arguments.evaluate, arguments.recordings)
     )
     try:
-        service = LearnerService(experiment, evaluation)
+        cluster = peers.from_environment() if evaluation is None else None
+        found = devices.Devices()
+        if evaluation is None:
+            found = devices.choose(experiment.learner, len(cluster.addresses) if cluster else 1)
+        service = LearnerService(experiment, evaluation, cluster, found)
     except (OSError, ValueError, CheckpointError) as error:
         print(f"learner: {error}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.request_stop())
     try:
-        return service.run()
+        with profiling.trace(profiling.given(arguments), "learner"):
+            status = service.run()
+        if cluster is None:
+            return status
+        # Without the destructors: TensorFlow's wait for learners that have gone.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(status)
     except (OSError, CheckpointError) as error:  # a metrics port that is taken, for example
         print(f"learner: {error}", file=sys.stderr)
         return 2

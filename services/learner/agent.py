@@ -10,7 +10,7 @@ What is particular to an algorithm is in `vtrace_agent` and `r2d2_agent`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,13 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from services.learner import checkpoint, optimizer, preprocess, unrolls
+from services.learner.agreement import NO_TALLY, Tally
 from services.learner.inference import Arrays, Decisions
 from services.learner.networks import heads, registry
 from services.learner.networks.base import NetworkInputs, named_variables
+from services.learner.replicas import ALONE, Contribution, Replicas
 from services.learner.trainer import TrainingBatch, Update
+from services.learner.unrolls import RecordBatch
 from services.shared.config import LearnerConfig
 from services.shared.specs import EnvironmentSpec, StepType
 
@@ -42,13 +45,15 @@ class Loss(NamedTuple):
     """What an algorithm makes of a batch.
 
     Attributes:
-      value: float32 scalar to minimize.
+      value: float32 scalar to minimize, a mean.
+      weight: float32 scalar, of how many: transitions or sequences.
       metrics: float32 scalars by name. `behaviour_difference` is the largest difference between
         policy parameters as inference recorded them and as training computes them.
       priorities: float32 [B], or empty.
     """
 
     value: tf.Tensor
+    weight: tf.Tensor
     metrics: dict[str, tf.Tensor]
     priorities: tf.Tensor
 
@@ -63,8 +68,11 @@ class Agent(abc.ABC):
         make_head: Callable[[], heads.Head],
         parameter_size: int,
         batch_records: int,
+        replicas: Replicas = ALONE,
     ) -> None:
         """Makes the network; the subclass calls `_trace` when it has made the rest.
+
+        Both happen in `replicas.scope()`.
 
         Args:
           config: The learner's settings.
@@ -72,6 +80,7 @@ class Agent(abc.ABC):
           make_head: Makes what the algorithm makes of a network's features.
           parameter_size: P, the numbers that `act` returns for each record.
           batch_records: Consecutive records of each slot in a training batch.
+          replicas: What makes an update together.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
@@ -79,6 +88,9 @@ class Agent(abc.ABC):
         self._config = config
         self._spec = spec
         self._batch_records = batch_records
+        self._replicas = replicas
+        # Networks begin alike in all learners, but each draws actions of its own.
+        self._act_seed = config.seed + replicas.learner
         self.parameter_size = parameter_size
         self._make_head = make_head
         self._network = self._make_network()
@@ -119,13 +131,17 @@ class Agent(abc.ABC):
         """Chooses actions; see `inference.Policy`, and for `past` `self_play.PolicyWithPast`."""
         act = self._act if past is None else self._past_acts[past]
         self._act_calls += 1
-        seed = np.array([self._config.seed, self._act_calls], np.int64)
-        arrays = (*observation, previous_action, reward, first, self._explore(slots), *state, seed)
-        outputs = act(*map(tf.convert_to_tensor, arrays))
-        action, parameters, value, *new_state = (output.numpy() for output in outputs)
+        seed = np.array([self._act_seed, self._act_calls], np.int64)
+        rows = [*observation, previous_action, reward, first, self._explore(slots), *state]
+        count, devices = len(slots), self._replicas.devices
+        if devices.fixed_sizes:
+            size = padded_size(count, len(devices.inference))
+            rows = [pad_rows(array, size) for array in rows]
+        outputs = act(*map(tf.convert_to_tensor, (*rows, seed)))
+        action, parameters, value, *new_state = (output.numpy()[:count] for output in outputs)
         return Decisions(action, parameters, value, tuple(new_state))
 
-    def train(self, batch: TrainingBatch, frames: int) -> Update:
+    def train(self, batch: TrainingBatch, frames: int, tally: Tally = NO_TALLY) -> Update:
         """Makes one update; see `trainer.Updater`."""
         records, weights = batch.records, batch.weights
         arrays = (
@@ -141,15 +157,40 @@ class Agent(abc.ABC):
             np.ones(len(records.reward), np.float32) if weights is None else weights,
             # Not a number of Python's: TensorFlow keeps a tensor of each that it has ever seen.
             np.int64(frames),
+            tally,
         )
-        values, priorities = self._train(*map(tf.convert_to_tensor, arrays))
-        metrics = {name: float(value.numpy()) for name, value in values.items()}
+        with self._replicas.watch():
+            values, priorities, total = self._train(*map(tf.convert_to_tensor, arrays))
+            metrics = {name: float(value.numpy()) for name, value in values.items()}
         if not metrics["skipped"]:
             self._version += 1
+            self._publish()
             if self._past and self._version % self._snapshot_period == 0:
                 newest = self._version // self._snapshot_period
                 copy_variables(self._network, self._past[newest % len(self._past)])
-        return Update(metrics, priorities.numpy() if len(priorities) else None)
+        return Update(metrics, total.numpy(), priorities.numpy() if len(priorities) else None)
+
+    def empty_batch(self) -> TrainingBatch:
+        """Zeros of a weight of zero: what a learner gives that has no batch in hand."""
+        zeros: list[Any] = [
+            np.zeros(x.shape, x.dtype.as_numpy_dtype) for x in self._record_signature()
+        ]
+        count = len(self._spec.observation)
+        previous, action, reward, discount, step_type, parameters = zeros[2 * count :][:6]
+        length, batch = self._batch_records, self._config.batch_size
+        records = RecordBatch(
+            observation=tuple(zeros[:count]),
+            stack_index=tuple(zeros[count : 2 * count]),
+            previous_action=previous,
+            action=action,
+            reward=reward,
+            discount=discount,
+            step_type=step_type,
+            policy_parameters=parameters,
+            initial_state=tuple(zeros[2 * count + 6 :]),
+            policy_version=np.zeros((batch, length), np.int64),
+        )
+        return TrainingBatch(records, np.zeros(batch, np.float32))
 
     def variables(self) -> dict[str, npt.NDArray[np.generic]]:
         """Everything that training changes, by name."""
@@ -163,11 +204,43 @@ class Agent(abc.ABC):
         Raises:
           CheckpointError: A variable is missing, unexpected or has another shape or type.
         """
-        values = saved.variables(self.variables())
+        self._assign(saved.variables(self.variables()))
+
+    def synchronize(self, counters: dict[str, int]) -> dict[str, int]:
+        """Takes over the chief's variables; waits until all learners call it.
+
+        Args:
+          counters: Integers by name, which are taken over too.
+
+        Returns:
+          The chief's counters.
+
+        Raises:
+          PeerLost: Another learner has gone.
+        """
+        ours = {f"counters/{name}": np.array(n, np.int64) for name, n in counters.items()}
+        values = self._replicas.broadcast({**self.variables(), **ours})
+        theirs = {name: int(values.pop(f"counters/{name}")) for name in counters}
+        if self._replicas.learner:
+            self._assign(values)
+        return theirs
+
+    def _assign(self, values: Mapping[str, npt.NDArray[np.generic]]) -> None:
         for name, variable in self._named_variables().items():
             variable.assign(values[name])
         self._version = int(values["optimizer/updates"])
         self._act_calls = int(values["act_calls"])
+        self._publish()
+
+    def parameters(self) -> dict[str, npt.NDArray[np.float32]]:
+        """What acting needs: the network's arrays, by name."""
+        return {name: v.numpy() for name, v in named_variables(self._network).items()}
+
+    def set_parameters(self, values: dict[str, npt.NDArray[np.float32]], version: int) -> None:
+        """Takes what `parameters` of another learner's agent were after `version` updates."""
+        for name, variable in named_variables(self._network).items():
+            variable.assign(values[name])
+        self._version = version
 
     # What a subclass adds.
 
@@ -218,9 +291,31 @@ class Agent(abc.ABC):
         self._optimizer = optimizer.Optimizer(
             config.optimizer, self._trainable, config.total_frames
         )
-        self._act: Any = self._trace_act(self._network)
-        self._past_acts: list[Any] = [self._trace_act(network) for network in self._past]
         self._train: Any = self._trace_train()
+
+    def _trace_acting(self) -> None:
+        """Traces what answers actors; after `_trace`, outside of `replicas.scope()`.
+
+        Inference devices that do not train have copies of the network, renewed by every update.
+        """
+        devices = self._replicas.devices
+        acting: list[tuple[str | None, Any]] = [(None, self._network)]
+        self._publish: Callable[[], object] = lambda: None
+        if devices.divided:
+            acting = []
+            for device in devices.inference:
+                with tf.device(device):
+                    acting.append((device, self._make_network()))
+            self._publish = concrete(lambda: self._copy_to(n for _, n in acting), [])
+            self._publish()
+        elif devices.assignment is not None:
+            acting = [(devices.inference[0], self._network)]
+        self._act: Any = self._trace_act(acting)
+        self._past_acts: list[Any] = [self._trace_act([(None, past)]) for past in self._past]
+
+    def _copy_to(self, networks: Iterable[tf.Module]) -> None:
+        for network in networks:
+            copy_variables(self._network, network)
 
     def _named_variables(self) -> dict[str, Any]:
         parts = {part: named_variables(module) for part, module in self._modules().items()}
@@ -234,13 +329,29 @@ class Agent(abc.ABC):
         }
         return NetworkInputs(named, previous, reward, first)
 
-    def _trace_act(self, network: Any) -> Any:
+    def _trace_act(self, acting: Sequence[tuple[str | None, Any]]) -> Any:
+        """Traces one call of networks, each of which answers its part of the rows on its device."""
         spec = self._spec
         count = len(spec.observation)
 
         def act(*arguments: Any) -> Any:
+            *rows, seed = arguments
+            if len(acting) == 1:
+                ((device, network),) = acting
+                with tf.device(device):
+                    return answer(network, rows, seed)
+            parts = zip(*(tf.split(x, len(acting)) for x in rows), strict=True)
+            answers = []
+            for number, ((device, network), part) in enumerate(zip(acting, parts, strict=True)):
+                # No two parts draw the same, nor as a later call does.
+                own = seed + tf.constant([0, number << 48], tf.int64)
+                with tf.device(device):
+                    answers.append(answer(network, part, own))
+            return [tf.concat(output, axis=0) for output in zip(*answers, strict=True)]
+
+        def answer(network: Any, arguments: Sequence[tf.Tensor], seed: tf.Tensor) -> Any:
             frames = arguments[:count]
-            previous, reward, first, epsilon, *state, seed = arguments[count:]
+            previous, reward, first, epsilon, *state = arguments[count:]
             observation = [
                 preprocess.decode(
                     tensor,
@@ -270,22 +381,53 @@ class Agent(abc.ABC):
         return concrete(act, signature)
 
     def _trace_train(self) -> Any:
+        xla, alone = self._config.xla, self._replicas.is_alone
+        # XLA compiles for one device and knows no sum over several: with others, what each does.
+        contribute = compiled(self._contribute) if xla and not alone else self._contribute
+
         def train(*arguments: Any) -> Any:
-            *arrays, weights, frames = arguments
-            records = self._decode(arrays)
-            with tf.GradientTape() as tape:
-                loss = self._loss(records, weights, frames)
-            gradients = tape.gradient(loss.value, list(self._trainable.values()))
-            metrics = {name: tf.stop_gradient(value) for name, value in loss.metrics.items()}
-            update = self._optimizer.apply(gradients, loss.value, frames)
-            return {**metrics, **update}, loss.priorities
+            *batch, frames, tally = arguments
+
+            def step(*part: Any) -> Any:
+                *arrays, weights = part
+                own, priorities = contribute(arrays, weights, frames, tally)
+                total = self._replicas.combine(own)
+                update = self._optimizer.apply(total.gradients, total.value, frames)
+                return {**total.means, **total.maxima, **update}, priorities, total.tally
+
+            results = self._replicas.run(step, batch)
+            metrics, _, total = results[0]
+            priorities = [result[1] for result in results]
+            return metrics, tf.concat(priorities, axis=0), total
 
         signature = [
             *self._record_signature(),
             _spec((self._config.batch_size,), np.float32),
             _spec((), np.int64),
+            _spec(NO_TALLY.shape, np.float32),
         ]
-        return concrete(train, signature, compiled=self._config.xla)
+        return concrete(train, signature, compiled=xla and alone)
+
+    def _contribute(
+        self, arrays: Sequence[tf.Tensor], weights: tf.Tensor, frames: tf.Tensor, tally: tf.Tensor
+    ) -> tuple[Contribution, tf.Tensor]:
+        """What a batch, or a replica's part of it, says; and its priorities."""
+        records = self._decode(arrays)
+        with tf.GradientTape() as tape:
+            loss = self._loss(records, weights, frames)
+        gradients = tape.gradient(loss.value, list(self._trainable.values()))
+        metrics = {name: tf.stop_gradient(value) for name, value in loss.metrics.items()}
+        maxima = {name: metrics.pop(name) for name in ("behaviour_difference",)}
+        counts = tf.cast(tf.reduce_max(weights) > 0, tf.float32)
+        own = Contribution(
+            self._optimizer.dense(gradients),
+            loss.value,
+            loss.weight * counts,
+            metrics,
+            maxima,
+            tally,
+        )
+        return own, loss.priorities
 
     def _decode(self, arrays: Sequence[tf.Tensor]) -> Records:
         spec = self._spec
@@ -320,6 +462,21 @@ class Agent(abc.ABC):
         ]
 
 
+def padded_size(count: int, parts: int) -> int:
+    """The number of rows that so many are padded to: `parts` times 8, 16, 32, ..."""
+    size = 8 * parts
+    while size < count:
+        size *= 2
+    return size
+
+
+def pad_rows(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    """[n, ...] with zeros to [size, ...]; an array without rows stays so."""
+    if not len(array):
+        return array
+    return np.concatenate([array, np.zeros((size - len(array), *array.shape[1:]), array.dtype)])
+
+
 def copy_variables(source: tf.Module, target: tf.Module) -> None:
     """Gives a module the values of another one that is made alike."""
     values = named_variables(source)
@@ -334,6 +491,12 @@ def time_major(x: Any) -> Any:
 
 def _spec(shape: tuple[int | None, ...], dtype: Any) -> Any:
     return tf.TensorSpec(shape, tf.as_dtype(dtype))
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a part of a traced function by XLA."""
+    result: Callable[..., Any] = tf.function(function, jit_compile=True, autograph=False)
+    return result
 
 
 def concrete(function: Callable[..., Any], signature: Sequence[Any], compiled: bool = False) -> Any:

@@ -115,6 +115,11 @@ class Writer:
         self.failures = 0
         self.lost: ClaimLost | None = None
 
+    @property
+    def saves(self) -> bool:
+        """Whether checkpoints go anywhere."""
+        return self._directory is not None
+
     def claim(self) -> None:
         """Makes the directory this process's own, until it ends, however it ends.
 

@@ -64,6 +64,11 @@ class Evaluator:
         self.ended = threading.Event()
         self._episodes: list[evaluation.Episode] = []
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to play."""
+        return self.ended.is_set()
+
     def stop(self) -> None:
         """Makes `run` return."""
         self._stop.set()

@@ -6,7 +6,6 @@ environments: every step is a numpy operation over env slots.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Iterable
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from services.learner.cpu_time import CpuTime
 from services.learner.fair_lock import FairLock
 from services.learner.leases import Group
+from services.learner.request_queue import RequestQueue
 from services.learner.roles import Role
 from services.learner.statistics import Statistics
 from services.learner.step_store import StepStore
@@ -107,20 +107,6 @@ class InferenceTransport(Protocol):
         """Sends the groups' answers."""
 
 
-class _Request:
-    """A request in the queue."""
-
-    __slots__ = ("arrived", "epoch", "group", "has_room")
-
-    def __init__(self, group: Group, arrived: float) -> None:
-        self.group = group
-        self.epoch = group.epoch
-        self.arrived = arrived
-        # Once it has room it keeps it: its slots get no record meanwhile, training only frees
-        # some. With hundreds of streams, asking again for each was most of the thread's time.
-        self.has_room = False
-
-
 class InferenceLoop:
     """Batches requests and answers them."""
 
@@ -156,10 +142,8 @@ class InferenceLoop:
         self._assembler = assembler
         self._statistics = statistics
         self._cpu_time = cpu_time
-        self._queue: list[_Request] = []
+        self._queue = RequestQueue(transport.is_current, self._has_room)
         self._last_step = time.monotonic()
-        # When the oldest request that is not held back has waited long enough.
-        self._due_at = math.inf
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -175,61 +159,45 @@ class InferenceLoop:
 
     def step(self) -> None:
         """Takes what has arrived and processes a batch if one is due."""
-        transport = self._transport
-        with transport.lock:
+        queue = self._queue
+        with self._transport.lock:
             now = time.monotonic()
-            taken = transport.take()
-            self._queue = [r for r in self._queue if transport.is_current(r.group, r.epoch)]
-            self._queue += [_Request(group, now) for group in taken]
-            ready = [r for r in self._queue if self._has_room(r)]
-            self._observe_held(len(self._queue) - len(ready), now)
-            if batch := self._due(ready, now):
-                chosen = set(map(id, batch))
-                self._queue = [r for r in self._queue if id(r) not in chosen]
-                ready = [r for r in ready if id(r) not in chosen]
-                self._process([r.group for r in batch])
+            queue.add(self._transport.take(), now)
+            self._observe_held(now)
+            if self._is_due(now) and (batch := queue.take(self._batch_size)):
+                self._process([request.group for request in batch])
                 self._statistics.queue_wait.observe(now - batch[0].arrived)
-            # Requests that are held back for lack of room wait for `wake`, not for the clock.
-            self._due_at = min((r.arrived for r in ready), default=math.inf)
-            self._due_at += self._max_wait_seconds
 
-    def _observe_held(self, held: int, now: float) -> None:
+    def _observe_held(self, now: float) -> None:
         self._statistics.observe_busy(
             "held", self._statistics.held_groups * (now - self._last_step)
         )
-        self._statistics.held_groups = held
+        self._statistics.held_groups = self._queue.held
         self._last_step = now
 
     def _patience(self) -> float:
-        return min(_IDLE_SECONDS, self._due_at - time.monotonic())
+        # Requests that are held back for lack of room wait for `wake`, not for the clock.
+        due_at = self._queue.oldest + self._max_wait_seconds
+        return min(_IDLE_SECONDS, due_at - time.monotonic())
 
-    def _has_room(self, request: _Request) -> bool:
-        if not request.has_room:
-            request.has_room = self._store.finished[0] > 0 or self._assembler.has_room(
-                request.group.slots
-            )
-        return request.has_room
+    def _has_room(self, slots: IntArray) -> bool:
+        return self._store.finished[0] > 0 or self._assembler.has_room(slots)
 
-    def _due(self, ready: list[_Request], now: float) -> list[_Request]:
-        """The requests to process now: none while it pays to wait for more."""
-        if not ready:
-            return []
-        batch: list[_Request] = []
-        slots = 0
-        for request in ready:
-            if batch and slots + len(request.group.slots) > self._batch_size:
-                return batch
-            batch.append(request)
-            slots += len(request.group.slots)
-        waited = now - batch[0].arrived >= self._max_wait_seconds
-        return batch if slots >= self._batch_size or waited or self._all_reported() else []
+    def _is_due(self, now: float) -> bool:
+        """Whether it does not pay to wait for more."""
+        queue = self._queue
+        return (
+            queue.ready_slots >= self._batch_size
+            or now - queue.oldest >= self._max_wait_seconds
+            or (queue.ready_slots > 0 and self._all_reported())
+        )
 
     def _all_reported(self) -> bool:
         """Whether no other request is worth waiting for; evaluation never holds training up."""
         training = self._transport.live_training_groups
         if not training:
-            return len(self._queue) >= self._transport.live_groups
-        return sum(r.group.role is Role.TRAINING for r in self._queue) >= training
+            return self._queue.waiting() >= self._transport.live_groups
+        return self._queue.waiting(Role.TRAINING) >= training
 
     def _process(self, groups: list[Group]) -> None:
         store = self._store

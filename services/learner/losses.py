@@ -51,7 +51,7 @@ def vtrace_loss(
     Returns:
       The loss, float32 scalar, and scalar metrics by name.
     """
-    mask = tf.not_equal(tf.cast(step_type[:-1], tf.int32), StepType.LAST)
+    mask = _real_transitions(step_type)
     parameters = output.policy_parameters[:-1]
     log_probs = distribution.log_prob(parameters, action[:-1])
     log_rhos = log_probs - distribution.log_prob(behaviour_parameters[:-1], action[:-1])
@@ -132,6 +132,15 @@ def _clip_reward(config: VtraceConfig, reward: tf.Tensor) -> tf.Tensor:
     if config.reward_clip is None:
         return reward
     return tf.clip_by_value(reward, -config.reward_clip, config.reward_clip)
+
+
+def count_transitions(step_type: tf.Tensor) -> tf.Tensor:
+    """How many transitions the terms of `vtrace_loss` are means over, float32 scalar."""
+    return tf.reduce_sum(tf.cast(_real_transitions(step_type), tf.float32))
+
+
+def _real_transitions(step_type: tf.Tensor) -> tf.Tensor:
+    return tf.not_equal(tf.cast(step_type[:-1], tf.int32), StepType.LAST)
 
 
 def _masked_mean(x: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:

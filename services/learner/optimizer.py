@@ -56,19 +56,8 @@ class Optimizer:
         }
         return {"updates": self._updates, **slots}
 
-    def apply(
-        self, gradients: Sequence[tf.Tensor | None], loss: tf.Tensor, frames: tf.Tensor
-    ) -> dict[str, tf.Tensor]:
-        """Clips the gradients and makes an update, unless something is not finite.
-
-        Args:
-          gradients: One for each target, in their order.
-          loss: Scalar; looked at only for being finite.
-          frames: int64 scalar, environment frames so far.
-
-        Returns:
-          float32 scalars: `gradient_norm` before clipping, `learning_rate`, and `skipped`, which
-          is 1 if the loss or a gradient was not finite; then no variable has changed.
+    def dense(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor]:
+        """What a tape gives for the targets, in their order, as tensors.
 
         Raises:
           ValueError: A target has no gradient.
@@ -78,14 +67,30 @@ class Optimizer:
             if gradient is None:
                 raise ValueError(f"variable {name!r} has no gradient: the loss does not use it")
             dense.append(tf.convert_to_tensor(gradient))
-        norm = tf.linalg.global_norm(dense)
+        return dense
+
+    def apply(
+        self, gradients: Sequence[tf.Tensor], loss: tf.Tensor, frames: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Clips the gradients and makes an update, unless something is not finite.
+
+        Args:
+          gradients: One for each target, in their order; see `dense`.
+          loss: Scalar; looked at only for being finite.
+          frames: int64 scalar, environment frames so far.
+
+        Returns:
+          float32 scalars: `gradient_norm` before clipping, `learning_rate`, and `skipped`, which
+          is 1 if the loss or a gradient was not finite; then no variable has changed.
+        """
+        norm = tf.linalg.global_norm(gradients)
         learning_rate = schedules.value_at(self._config.learning_rate, frames, self._total_frames)
         if self._config.clip_norm is not None:
             scale = self._config.clip_norm / tf.maximum(norm, self._config.clip_norm)
-            dense = [gradient * scale for gradient in dense]
+            gradients = [gradient * scale for gradient in gradients]
         # One number that is not finite makes the norm so too.
         finite = tf.math.is_finite(norm) & tf.math.is_finite(loss)
-        tf.cond(finite, lambda: self._update(dense, learning_rate), lambda: False)
+        tf.cond(finite, lambda: self._update(gradients, learning_rate), lambda: False)
         return {
             "gradient_norm": norm,
             "learning_rate": learning_rate,
@@ -93,12 +98,17 @@ class Optimizer:
         }
 
     def _update(self, gradients: Sequence[tf.Tensor], learning_rate: tf.Tensor) -> bool:
-        count = tf.cast(self._updates.assign_add(1), tf.float32)
+        # Raw operations throughout: a replica changes its own copy of a mirrored variable.
+        one = tf.constant(1, tf.int64)
+        tf.raw_ops.AssignAddVariableOp(resource=self._updates.handle, value=one)
+        updates = tf.raw_ops.ReadVariableOp(resource=self._updates.handle, dtype=tf.int64)
+        count = tf.cast(updates, tf.float32)
         step = self._adam if self._config.name == "adam" else self._rmsprop
         for (name, target), gradient in zip(self._targets.items(), gradients, strict=True):
             step(name, target, gradient, learning_rate, count)
             if target.constraint is not None:
-                target.assign(target.constraint(target))
+                value = tf.raw_ops.ReadVariableOp(resource=target.handle, dtype=target.dtype)
+                tf.raw_ops.AssignVariableOp(resource=target.handle, value=target.constraint(value))
         return True
 
     # Both are one fused pass over each variable. They hold the variable's lock: inference, which

@@ -10,9 +10,11 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from services.learner import agent, r2d2
+from services.learner.agreement import NO_TALLY, Tally
 from services.learner.exploration import Exploration
 from services.learner.networks import heads, registry
 from services.learner.networks.base import NetworkInputs
+from services.learner.replicas import ALONE, Replicas
 from services.learner.trainer import TrainingBatch, Update
 from services.shared.config import LearnerConfig
 from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
@@ -22,7 +24,11 @@ class R2d2Agent(agent.Agent):
     """See the module. What `act` returns as policy parameters are the Q-values, rescaled by h."""
 
     def __init__(
-        self, config: LearnerConfig, spec: EnvironmentSpec, exploration: Exploration
+        self,
+        config: LearnerConfig,
+        spec: EnvironmentSpec,
+        exploration: Exploration,
+        replicas: Replicas = ALONE,
     ) -> None:
         """Makes both networks and traces the functions.
 
@@ -30,6 +36,7 @@ class R2d2Agent(agent.Agent):
           config: The learner's settings.
           spec: What the environments look like; their action must be one discrete choice.
           exploration: How often each slot acts at random.
+          replicas: What makes an update together.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations, or the
@@ -47,18 +54,20 @@ class R2d2Agent(agent.Agent):
         num_actions = action.num_values[0]
         records = self._burn_in + config.unroll_length + 1
         make_head = functools.partial(heads.DuelingHead, num_actions, config.r2d2.dueling_size)
-        super().__init__(config, spec, make_head, num_actions, records)
-        self._target = self._make_network()
-        self._trace(trainable=("network",))
+        with replicas.scope():
+            super().__init__(config, spec, make_head, num_actions, records, replicas)
+            self._target = self._make_network()
+            self._trace(trainable=("network",))
+        self._trace_acting()
         self._copy_to_target: Any = agent.concrete(
             lambda: agent.copy_variables(self._network, self._target), []
         )
         self._priorities: Any = self._trace_priorities()
         self._copy_to_target()
 
-    def train(self, batch: TrainingBatch, frames: int) -> Update:
+    def train(self, batch: TrainingBatch, frames: int, tally: Tally = NO_TALLY) -> Update:
         """Makes one update, and now and then a new target network; see `trainer.Updater`."""
-        update = super().train(batch, frames)
+        update = super().train(batch, frames, tally)
         if self.version % self._settings.target_update_period == 0:
             self._copy_to_target()
         return update
@@ -132,7 +141,8 @@ class R2d2Agent(agent.Agent):
             "behaviour_difference": tf.reduce_max(tf.abs(q - records.policy_parameters[at:])),
         }
         priorities = r2d2.sequence_priorities(errors, real, self._settings.priority_eta)
-        return agent.Loss(loss, metrics, tf.stop_gradient(priorities))
+        sequences = tf.cast(tf.size(weights), tf.float32)
+        return agent.Loss(loss, sequences, metrics, tf.stop_gradient(priorities))
 
     def _unroll(self, network: Any, records: agent.Records) -> tf.Tensor:
         """Q-values [T + 1, B, A] after the burn-in, which no gradient passes through."""

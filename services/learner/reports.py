@@ -8,7 +8,7 @@ import math
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import prometheus_client
@@ -47,19 +47,20 @@ class Reports:
     """
 
     def __init__(self, config: LearnerConfig) -> None:
-        """Opens the event file, if one is asked for."""
+        """Begins; nothing here uses TensorFlow before `open`."""
         self.registry = prometheus_client.CollectorRegistry()
         self.config = config
-        self._writer = (
-            None
-            if config.log_directory is None
-            else tf.summary.create_file_writer(config.log_directory)
-        )
+        self._writer: Any = None
         self._started = time.monotonic()
         self._next_summary = self._started
         self._behaviour_difference = 0.0
         self._evaluations_written = 0
         self._metrics: dict[str, float] = {}
+
+    def open(self) -> None:
+        """Opens the event file, if one is asked for."""
+        if self.config.log_directory is not None:
+            self._writer = tf.summary.create_file_writer(self.config.log_directory)
 
     def serve_metrics(self, service: LearnerService) -> None:
         """Serves /metrics if a port is configured."""
@@ -269,6 +270,7 @@ class _LearnerCollector(Collector):
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
             *_evaluation_gauges(statistics),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
+            ("learners_missing", "Of the run, not there yet", self._service.missing_learners),
             ("actors", "Actor services that are connected", actors),
             (
                 "actors_wanted",
@@ -315,11 +317,19 @@ class _LearnerCollector(Collector):
                     f"seedpod_evaluation_{name}", "Handed over by actors", value=value
                 )
         if (assembler := self._service.assembler) is not None:
+            waiting = len(assembler) + self._service.queued_unrolls
             yield GaugeMetricFamily(
-                "seedpod_unrolls_waiting", "Finished, not taken by training", value=len(assembler)
+                "seedpod_unrolls_waiting", "Finished, not taken by training", value=waiting
             )
         if (training := self._service.training) is not None:
             yield from _replay_metrics(training)
+        for name, help_text, value in zip(
+            ("records_received_bytes", "parameters_sent_bytes"),
+            ("Of all messages with records", "To actors that hold the policy"),
+            self._service.traffic,
+            strict=True,
+        ):
+            yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
         if (steps := self._service.steps()) is not None:
             yield from _step_metrics(steps)
         yield from self._bounds(self._service.training_slots)
@@ -334,6 +344,10 @@ class _LearnerCollector(Collector):
             bound = policy_lag_bound(
                 slots, config.batch_size, config.unrolls_per_slot, config.sample_reuse
             )
+            if config.inference == "actors":
+                # A parameter's age when it is used, the queue, and a message of each actor.
+                rounds = slots / config.batch_size + 1 + self._service.live_actors
+                bound += config.sample_reuse * rounds
             yield GaugeMetricFamily(
                 "seedpod_policy_lag_bound", "Of slots that are equally fast", value=bound
             )

@@ -19,9 +19,18 @@ import time
 
 import grpc
 import numpy as np
-import yaml
 
-from services.learner import checkpoint, checkpoint_writer, join, reports, training, unrolls
+from services.learner import (
+    checkpoint,
+    checkpoint_writer,
+    devices,
+    join,
+    peers,
+    replicas,
+    reports,
+    training,
+    unrolls,
+)
 from services.learner.accounts import StepAccount
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
@@ -30,30 +39,44 @@ from services.learner.evaluator import Evaluation, Evaluator
 from services.learner.inference import InferenceLoop, Policy
 from services.learner.networks import registry
 from services.learner.recordings import Recordings
+from services.learner.run_state import RunState
 from services.learner.self_play import SelfPlay
 from services.learner.statistics import Statistics
 from services.learner.step_store import COUNTERS, StepStore, StoreLayout
 from services.learner.trainer import Trainer
+from services.learner.trajectories import UnrollLayout
+from services.learner.trajectory_server import TrajectoryServer
 from services.learner.transport import Transport
-from services.shared import config
+from services.learner.unroll_queue import Desk, ParameterBoard, UnrollQueue
+from services.shared import config, processes
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
 from services.shared.status import StatusError
 
 # Actors hear of the end of training at their next request, which a slow environment delays.
 _FAREWELL_SECONDS = 15.0
+# One update of all learners, in which they hear that this one ends.
+_PEERS_SECONDS = 20.0
 _log = logging.getLogger(__name__)
 
 
 class LearnerService:
     """One learner."""
 
-    def __init__(self, experiment: config.Experiment, evaluation: Evaluation | None = None) -> None:
+    def __init__(
+        self,
+        experiment: config.Experiment,
+        evaluation: Evaluation | None = None,
+        cluster: peers.Cluster | None = None,
+        found: devices.Devices = devices.Devices(),  # noqa: B008  # It is frozen.
+    ) -> None:
         """Claims the port and, when there is a checkpoint, makes ready to resume from it.
 
         Args:
           experiment: The experiment; its learner section is read.
           evaluation: Evaluate the newest checkpoint instead of training.
+          cluster: All learners of the run; None: there is only this one.
+          found: What this one computes on.
 
         Raises:
           OSError: The port is taken.
@@ -61,8 +84,12 @@ class LearnerService:
           checkpoint.CheckpointError: The checkpoint cannot be used.
         """
         registry.find(experiment.learner.network.name)
-        self._experiment = experiment
-        self._config = experiment.learner
+        self._cluster = cluster
+        self._devices = found
+        self._replicas: replicas.Replicas | None = None
+        # Addresses of learners that have not come yet.
+        self._missing: list[str] = []
+        self._config = peers.own_settings(experiment.learner, cluster)
         self._evaluation = evaluation
         self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
@@ -77,6 +104,13 @@ class LearnerService:
             self._config.evaluation.episodes if evaluation is None else None,
             self._config.opponent_agents,
         )
+        # Where actors hold the policy.
+        self._trajectories: TrajectoryServer | None = None
+        if self._config.inference == "actors" and evaluation is None:
+            self._trajectories = TrajectoryServer(
+                self._config, self._check_registration, self._statistics
+            )
+        self._desk: Desk | None = None
         self._build_lock = threading.Lock()
         self._spec: EnvironmentSpec | None = None
         self._store: StepStore | None = None
@@ -86,26 +120,20 @@ class LearnerService:
         self._evaluator: Evaluator | None = None
         self._inference: InferenceLoop | None = None
         self._threads: list[threading.Thread] = []
-        self._checkpoints = checkpoint_writer.Writer(
-            self._config.checkpoint_directory, self._config.checkpoints_to_keep
+        self._state = RunState(
+            experiment,
+            self._statistics,
+            claims=evaluation is None,
+            is_chief=cluster is None or cluster.index == 0,
         )
-        if evaluation is None:
-            self._checkpoints.claim()
-        self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
-        self._restored = self._checkpoints.latest()
-        if evaluation is not None and self._restored is None:
+        if evaluation is not None and self._state.restored is None:
             raise checkpoint.CheckpointError(
                 f"{self._config.checkpoint_directory}: has no checkpoint to evaluate"
             )
-        # Of those that the network was made for, as far as it is known.
-        self._environment_name = ""
-        if self._restored is not None:
-            self._environment_name = _environment_name(self._restored)
         self._recordings = Recordings(
             self._config.evaluation,
             lambda picture: self._reports.picture(picture, self._statistics),
         )
-        self._frames_at_start = self._steps_at_start = 0
         self._started = time.monotonic()
         self._ended: float | None = None
         self._wake = threading.Event()
@@ -119,31 +147,53 @@ class LearnerService:
         self._transport.start()
         _log.info("serving on %s", self._transport.address)
         try:
-            if self._restored is not None:
+            if self._trajectories is not None:
+                self._trajectories.start()
+            self._meet()
+            # With others, building waits for all of them, and they for their first actors.
+            if self._state.restored is not None and self._cluster is None:
                 with self._build_lock:
-                    self._build(self._restored.environment_spec)
+                    self._build(self._state.restored.environment_spec)
             while not (self._stop_requested or self._failure or self._trainer_ended()):
                 self._wake.wait(0.2)
             self._ended = time.monotonic()
             self._wind_down()
         finally:
+            if self._trajectories is not None:
+                self._trajectories.stop()
             self._transport.stop()
         print(json.dumps(self.summary()), flush=True)
         if (failure := self._failure) is None:
             return 0
         # Once more: what ended after it has written into the log too.
         _log.error("ended by %s: %s", type(failure).__name__, failure)
-        return 1
+        return processes.START_AGAIN if isinstance(failure, peers.PeerLost) else 1
 
     def request_stop(self) -> None:
         """Ends `run` with a checkpoint; for signal handlers."""
         # No more than this: a handler must not take a lock that the interrupted code may hold.
         self._stop_requested = True
 
+    def _meet(self) -> None:
+        """Waits for the other learners, if there are any."""
+        cluster = self._cluster
+        try:
+            if cluster is None or peers.wait(
+                cluster, self._config.peers_timeout_seconds, self._still_missing
+            ):
+                self._replicas = replicas.form(cluster, self._devices)
+                self._reports.open()
+        except peers.PeerLost as error:
+            self._fail(error)
+
+    def _still_missing(self, addresses: list[str]) -> bool:
+        self._missing = addresses
+        return self._stop_requested or self._failure is not None
+
     @property
     def _failure(self) -> Exception | None:
         worker = self._worker
-        failure = self._error or self._checkpoints.lost
+        failure = self._error or self._state.checkpoints.lost
         return failure or (None if worker is None else worker.failure)
 
     @property
@@ -158,22 +208,32 @@ class LearnerService:
     def _trainer_ended(self) -> bool:
         return self._worker is not None and self._worker.ended.is_set()
 
+    def _is_finished(self) -> bool:
+        return self._worker is not None and self._worker.is_finished
+
     def _wind_down(self) -> None:
         worker, inference = self._training or self._evaluator, self._inference
         if worker is None or inference is None:
             return
-        if not self._stop_requested and self._error is None and self._trainer_ended():
+        if not self._stop_requested and self._error is None and self._is_finished():
             self._transport.finish()
+            if self._trajectories is not None:
+                self._trajectories.finish()
             deadline = time.monotonic() + _FAREWELL_SECONDS
-            while self._transport.leases.live_groups and time.monotonic() < deadline:
+            while self._is_visited and time.monotonic() < deadline:
                 time.sleep(0.05)
         worker.stop()
         self._recordings.stop()
+        # The trainer may hang on another learner: then it cannot say what the variables are.
+        patience = None if self._cluster is None else _PEERS_SECONDS
         for thread in self._threads:
             if thread.name != "inference":
-                thread.join()
+                thread.join(patience)
+                if thread.is_alive():
+                    self._fail(peers.PeerLost(f"the others have kept {thread.name} waiting"))
+                    return
         try:
-            self._save(wait=True)
+            self._save()
         except checkpoint.CheckpointError as error:
             self._fail(error)
         inference.stop()
@@ -183,7 +243,30 @@ class LearnerService:
             self._training.close()
         self._reports.close(self)
 
+    @property
+    def _is_visited(self) -> bool:
+        """Whether actors are connected that shall hear of the end."""
+        senders = 0 if self._trajectories is None else self._trajectories.live_actors
+        return self._transport.leases.live_groups + senders > 0
+
+    def _check_registration(self, request: inference_pb2.JoinRequest) -> Desk:
+        """As `_check_join`, of an actor that holds the policy."""
+        self._check_spec(request)
+        assert self._desk is not None, "there is one where actors hold the policy"
+        return self._desk
+
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
+        evaluates = request.role == inference_pb2.ACTOR_ROLE_EVALUATION
+        if self._trajectories is not None and not evaluates:
+            raise StatusError(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"{request.actor_name!r} asks for actions to train, this learner trains on unrolls"
+                " of actors that hold the policy (learner.inference actors): allowed is"
+                " actor.role evaluation",
+            )
+        self._check_spec(request)
+
+    def _check_spec(self, request: inference_pb2.JoinRequest) -> None:
         spec = join.check(request, self._config.max_slots, self._config.opponent_agents)
         if self._evaluation is not None and request.role != inference_pb2.ACTOR_ROLE_EVALUATION:
             raise StatusError(
@@ -191,10 +274,18 @@ class LearnerService:
                 f"{request.actor_name!r} wants to train, this learner only evaluates: allowed is"
                 " actor.role evaluation",
             )
+        if self._replicas is None:
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE,
+                f"this learner waits for the others of its run: {', '.join(self._missing)}",
+            )
         with self._build_lock:
             if self._spec is None:
                 try:
                     self._build(spec)
+                except peers.PeerLost as error:
+                    self._fail(error)
+                    raise StatusError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
                 except registry.NetworkError as error:
                     raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
                 except Exception as error:  # whatever it is, the next try would end like it
@@ -202,18 +293,21 @@ class LearnerService:
                     self._fail(error)
                     raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, repr(error)) from None
         if spec != self._spec:
-            source = "this learner's" if self._restored is None else self._restored.path
+            restored = self._state.restored
+            source = "this learner's" if restored is None else restored.path
             raise StatusError(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"the actor's environments ({request.environment_name or 'unnamed'}) look like"
-                f" {spec}, those of {source} ({self._environment_name}) like {self._spec}",
+                f" {spec}, those of {source} ({self._state.environment_name}) like {self._spec}",
             )
-        self._environment_name = self._environment_name or request.environment_name
+        self._state.environment_name = self._state.environment_name or request.environment_name
 
     def _build(self, spec: EnvironmentSpec) -> None:
         cfg = self._config
         leases = self._transport.leases
-        agent = training.make_agent(cfg, spec, leases.roles, lambda: leases.slots_end)
+        together = self._replicas
+        assert together is not None, "Join waits for it"
+        agent = training.make_agent(cfg, spec, leases.roles, lambda: leases.slots_end, together)
         length = training.run_length(cfg)
         store = StepStore.create(
             StoreLayout(
@@ -231,18 +325,21 @@ class LearnerService:
             store, state, length, cfg.unrolls_per_slot, leases.roles
         )
         self._cpu_time = CpuTime()
-        if self._restored is not None:
-            self._restore(agent, self._restored, spec)
+        self._state.begin(agent, spec, counts=self._evaluation is None)
+        if self._trajectories is not None:
+            layout = UnrollLayout(spec, length, agent.parameter_size, agent.initial_state(1))
+            board = ParameterBoard(agent.parameters(), agent.version)
+            self._desk = Desk(layout, UnrollQueue(cfg.batch_size), board)
         policy: Policy = agent
         if cfg.self_play is not None:
-            policy = SelfPlay(agent, cfg.self_play, leases, cfg.seed)
+            policy = SelfPlay(agent, cfg.self_play, leases, cfg.seed + together.learner)
         inference = InferenceLoop(
             cfg, store, self._transport, policy, state, assembler, self._statistics, self._cpu_time
         )
         self._threads = [
             threading.Thread(target=self._infer, args=(inference,), name="inference", daemon=True),
             threading.Thread(target=self._recordings.run, name="recordings", daemon=True),
-            *self._make_worker(agent, assembler, spec),
+            *self._make_worker(agent, assembler, spec, together),
         ]
         self._agent, self._store, self._assembler = agent, store, assembler
         self._inference = inference
@@ -260,7 +357,11 @@ class LearnerService:
             self._fail(error)
 
     def _make_worker(
-        self, agent: Agent, assembler: unrolls.UnrollAssembler, spec: EnvironmentSpec
+        self,
+        agent: Agent,
+        assembler: unrolls.UnrollAssembler,
+        spec: EnvironmentSpec,
+        together: replicas.Replicas,
     ) -> list[threading.Thread]:
         """Makes what trains or evaluates; returns its threads."""
         if self._evaluation is not None:
@@ -281,6 +382,8 @@ class LearnerService:
             self._transport.wake,
             self._after_update,
             self._fail,
+            self._desk,
+            together,
         )
         return self._training.threads()
 
@@ -302,46 +405,16 @@ class LearnerService:
         columns = [COUNTERS.index(name) for name in ("recordings", "recording_failures")]
         return int(store.counters[:, columns].sum())
 
-    def _restore(
-        self,
-        agent: Agent,
-        saved: checkpoint.Checkpoint,
-        spec: EnvironmentSpec,
-    ) -> None:
-        saved.check_environment(spec)
-        agent.restore(saved)
-        if self._evaluation is not None:
-            return
-        counters = saved.counters
-        self._statistics.steps = counters["steps"]
-        self._statistics.frames = counters["frames"]
-        self._statistics.episodes = counters["episodes"]
-        self._statistics.updates = agent.version
-        self._frames_at_start = counters["frames"]
-        self._steps_at_start = counters["steps"]
-        _log.info("resumed from %s at %d frames", saved.path, counters["frames"])
-
     def _after_update(self, metrics: dict[str, float]) -> None:
+        if self._desk is not None and self._agent is not None:
+            self._desk.board.pin(self._agent.parameters(), self._agent.version)
         self._reports.training(metrics, self)
-        if time.monotonic() >= self._next_checkpoint:
-            self._next_checkpoint = time.monotonic() + self._config.checkpoint_interval_seconds
-            self._save(wait=False)
+        if self._agent is not None and self._spec is not None:
+            self._state.save_if_due(self._agent, self._spec)
 
-    def _save(self, wait: bool) -> None:
-        agent, spec = self._agent, self._spec
-        if agent is None or spec is None or self._training is None:
-            return
-        if not wait and self._checkpoints.is_late():
-            return
-        counters = {
-            "updates": agent.version,
-            "steps": self._statistics.steps,
-            "frames": self._statistics.frames,
-            "episodes": self._statistics.episodes,
-        }
-        self._checkpoints.save(
-            agent.variables(), counters, spec, config.dump(self._experiment), wait=wait
-        )
+    def _save(self) -> None:
+        if self._agent is not None and self._spec is not None and self._training is not None:
+            self._state.save(self._agent, self._spec, wait=True)
 
     def status(self) -> inference_pb2.GetStatusResponse:
         """What GetStatus answers."""
@@ -352,20 +425,20 @@ class LearnerService:
             frames=s.frames,
             frames_per_second=s.frames_per_second,
             updates=s.updates,
-            episodes=s.episodes,
+            episodes=s.episodes + s.elsewhere_episodes,
             mean_return=s.mean_return,
             evaluation_return=evaluated.mean_return,
             evaluation_standard_error=evaluated.standard_error,
             evaluation_episodes=evaluated.episodes,
             mean_episode_length=s.mean_length,
-            live_slots=leases.live_slots,
-            leased_slots=leases.leased_slots,
+            live_slots=leases.live_slots + self._sending_slots,
+            leased_slots=leases.leased_slots + self._sending_slots,
             inference_batch_fill=s.batch_fill,
             policy_lag=s.policy_lag,
             bottleneck=s.bottleneck(),
-            finished=self._trainer_ended(),
+            finished=self._is_finished(),
             cpu_seconds=self.cpu_seconds(),
-            checkpoint=str(self._checkpoints.newest or ""),
+            checkpoint=str(self._state.checkpoints.newest or ""),
             failure="" if failure is None else str(failure),
         )
 
@@ -375,9 +448,10 @@ class LearnerService:
         client = None if self._training is None else self._training.client
         empty = np.zeros(len(COUNTERS))
         counters = empty if self._store is None else self._store.counters.sum(axis=0)
+        sent = self._trajectories
         return inference_pb2.CpuSeconds(
-            environment=counters[5],
-            actor=counters[6],
+            environment=counters[5] + (0.0 if sent is None else sent.environment_cpu_seconds),
+            actor=counters[6] + (0.0 if sent is None else sent.actor_cpu_seconds),
             front_ends=counters[7],
             inference=inference,
             training=trained,
@@ -390,10 +464,15 @@ class LearnerService:
         assembler, training = self._assembler, self._training
         if assembler is None or training is None:
             return None
+        trained = self._statistics.steps - self._state.steps_at_start
+        if self._desk is not None:  # what actors have not sent is not known here
+            queue = self._desk.queue
+            unfinished = queue.waiting_steps + training.taker.steps_in_hand
+            return StepAccount(queue.received_steps, trained, 0, unfinished)
         dropped = int(assembler.dropped_steps.sum())
         return StepAccount(
             received=int(assembler.received_steps.sum()),
-            trained=self._statistics.steps - self._steps_at_start,
+            trained=trained,
             dropped=dropped + (0 if training.sender is None else training.sender.dropped_steps),
             unfinished=assembler.unfinished_steps() + training.taker.steps_in_hand,
         )
@@ -409,7 +488,7 @@ class LearnerService:
                 "checkpoint": status.checkpoint,
                 "failure": status.failure or None,
             }
-        frames = status.frames - self._frames_at_start
+        frames = status.frames - self._state.frames_at_start
         seconds = (self._ended or time.monotonic()) - self._started
         cpu = {
             field.name: round(getattr(status.cpu_seconds, field.name) / frames * 1000, 4)
@@ -445,19 +524,41 @@ class LearnerService:
         return self._assembler
 
     @property
+    def missing_learners(self) -> int:
+        """Learners of the run that this one waits for."""
+        return len(self._missing)
+
+    @property
     def live_actors(self) -> int:
         """Actor services that are connected."""
-        return self._transport.leases.live_actors
+        senders = 0 if self._trajectories is None else self._trajectories.live_actors
+        return self._transport.leases.live_actors + senders
 
     @property
     def training_slots(self) -> int:
         """Env slots that are leased for training."""
-        return self._transport.leases.training_slots
+        return self._transport.leases.training_slots + self._sending_slots
+
+    @property
+    def _sending_slots(self) -> int:
+        return 0 if self._trajectories is None else self._trajectories.live_slots
+
+    @property
+    def queued_unrolls(self) -> int:
+        """Unrolls of actors that hold the policy, not taken by training."""
+        return 0 if self._desk is None else len(self._desk.queue)
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes of records that actors have sent, and of parameters that were sent to them."""
+        rows = 0 if self._store is None else int(self._store.counters[:, 2].sum())
+        sent = self._trajectories
+        return (rows, 0) if sent is None else (rows + sent.received_bytes, sent.parameter_bytes)
 
     @property
     def checkpoints(self) -> checkpoint_writer.Writer:
         """What saves them."""
-        return self._checkpoints
+        return self._state.checkpoints
 
     @property
     def statistics(self) -> Statistics:
@@ -468,13 +569,6 @@ class LearnerService:
     def training(self) -> training.Training | None:
         """What trains, once there is it."""
         return self._training
-
-
-def _environment_name(saved: checkpoint.Checkpoint) -> str:
-    """Of the environments that a checkpoint was trained on."""
-    # Not all of the experiment: it may have settings that this version does not know.
-    actor = yaml.safe_load(saved.experiment)["actor"]
-    return config.environment_name(actor["environment"], actor.get("environment_arguments", {}))
 
 
 def _rounded(value: float) -> float | None:

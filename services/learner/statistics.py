@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -106,10 +107,12 @@ class Statistics:
     """Counters of one learner.
 
     Attributes:
-      steps: Steps taken into training, of all agents.
-      frames: Environment frames taken into training.
+      steps: Steps taken into training here, of all agents, and before this process began.
+      frames: Environment frames taken into training, other learners' included.
       updates: Parameter updates.
-      episodes: Episodes of training slots that ended.
+      episodes: Episodes of training slots that ended here, and before this process began.
+      elsewhere_steps: Of other learners, since this process began.
+      elsewhere_episodes: Likewise.
       ended_episodes: Return and length of the newest, oldest first.
       evaluation_episodes: The newest of evaluation slots, oldest first.
       evaluated: How many of these have ended so far.
@@ -141,6 +144,10 @@ class Statistics:
         self.frames = 0
         self.updates = 0
         self.episodes = 0
+        self.elsewhere_steps = 0
+        self.elsewhere_episodes = 0
+        # With R2D2 sequences are counted in one thread, what other learners count in another.
+        self._counting = threading.Lock()
         self.held_groups = 0
         self.policy_lag = 0.0
         self.skipped_updates = 0
@@ -158,7 +165,8 @@ class Statistics:
         self._length = np.zeros(slots, np.int64)
         self._fill = 0.0
         self._frame_rate = Rate()
-        self._busy = {"inference": Rate(), "training": Rate(), "held": Rate(), "replay": Rate()}
+        parts = ("inference", "training", "held", "backlog", "replay")
+        self._busy = {part: Rate() for part in parts}
         self.queue_wait = Histogram(
             "seedpod_inference_queue_wait_seconds",
             "Time that the oldest request of a batch waited",
@@ -218,8 +226,12 @@ class Statistics:
             if self._environments[slot] == slot:
                 self._add_evaluated(slot, length, *take_info(slot))
         elif self._roles[slot] == Role.TRAINING:
-            self.episodes += 1
-            self.ended_episodes.append((total, length))
+            self.add_episode(total, length)
+
+    def add_episode(self, total: float, length: int) -> None:
+        """Counts an episode of a training slot by its return and length."""
+        self.episodes += 1
+        self.ended_episodes.append((total, length))
 
     def _add_evaluated(
         self, environment: int, length: int, level: str, values: dict[str, float]
@@ -237,13 +249,18 @@ class Statistics:
         self._busy[part].add(seconds)
 
     def busy_share(self, part: str) -> float:
-        """Share of the last seconds, 0 to 1; for "held" the mean number of groups held back."""
+        """Share of the last seconds, 0 to 1.
+
+        For "held" it is the mean number of groups held back, for "backlog" that of actors whose
+        unrolls find no room.
+        """
         return self._busy[part].per_second()
 
     def bottleneck(self) -> str:
         """Which part limits throughput now; see `bottleneck`."""
-        shares = (self.busy_share(part) for part in ("training", "inference", "held", "replay"))
-        return bottleneck(*shares)
+        held = max(self.busy_share("held"), self.busy_share("backlog"))
+        training, inference = self.busy_share("training"), self.busy_share("inference")
+        return bottleneck(training, inference, held, self.busy_share("replay"))
 
     def actors_wanted(self, actors: int) -> float:
         """How many actor services would keep the learner at its target utilisation.
@@ -263,8 +280,23 @@ class Statistics:
 
     def add_steps(self, steps: int, spec: EnvironmentSpec) -> None:
         """Counts steps taken into training: each agent's, so an environment's may be several."""
-        self.steps += steps
-        frames = self.steps * spec.frames_per_step // (spec.agents - self._opponent_agents)
+        with self._counting:
+            self.steps += steps
+            self._count_frames(spec)
+
+    def add_elsewhere(self, steps: int, episodes: int, spec: EnvironmentSpec) -> None:
+        """Counts what other learners have taken into training."""
+        with self._counting:
+            self.elsewhere_steps += steps
+            self.elsewhere_episodes += episodes
+            self._count_frames(spec)
+
+    def frames_of(self, steps: int, spec: EnvironmentSpec) -> int:
+        """Environment frames of so many steps of agents that are trained on."""
+        return steps * spec.frames_per_step // (spec.agents - self._opponent_agents)
+
+    def _count_frames(self, spec: EnvironmentSpec) -> None:
+        frames = self.frames_of(self.steps + self.elsewhere_steps, spec)
         self._frame_rate.add(frames - self.frames)
         self.frames = frames
 

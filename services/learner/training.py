@@ -4,6 +4,10 @@ V-trace takes unrolls straight from the step store:
 
     assembler -> UnrollSource -> Trainer
 
+or, where actors hold the policy, from what they send:
+
+    actors -> UnrollQueue -> TrajectorySource -> Trainer
+
 R2D2 goes through the replay service, with a thread on each side:
 
     assembler -> SequenceSender -> replay -> ReplaySource -> Trainer
@@ -21,11 +25,14 @@ import numpy.typing as npt
 
 from services.learner import exploration, sequences, unrolls
 from services.learner.agent import Agent
+from services.learner.agreement import Agreement
 from services.learner.cpu_time import CpuTime
 from services.learner.r2d2_agent import R2d2Agent
 from services.learner.replay_source import ReplaySource
+from services.learner.replicas import ALONE, Replicas
 from services.learner.statistics import Statistics
 from services.learner.trainer import Trainer, UnrollSource
+from services.learner.unroll_queue import Desk, TrajectorySource
 from services.learner.unrolls import UnrollAssembler
 from services.learner.vtrace_agent import VtraceAgent
 from services.shared import config
@@ -43,6 +50,7 @@ def make_agent(
     spec: EnvironmentSpec,
     roles: npt.NDArray[np.uint8],
     count_slots: Callable[[], int],
+    replicas: Replicas = ALONE,
 ) -> Agent:
     """Makes the agent of the algorithm.
 
@@ -51,14 +59,15 @@ def make_agent(
       spec: What the environments look like.
       roles: uint8 [slots], `Role`s.
       count_slots: See `exploration.by_slot`.
+      replicas: What makes an update together.
 
     Raises:
       NetworkError: The network or the algorithm does not suit the environment.
     """
     if settings.algorithm == "vtrace":
-        return VtraceAgent(settings, spec, roles)
+        return VtraceAgent(settings, spec, roles, replicas)
     explore = exploration.by_slot(settings.r2d2, roles, count_slots, settings.evaluation.greedy)
-    return R2d2Agent(settings, spec, explore)
+    return R2d2Agent(settings, spec, explore, replicas)
 
 
 def policy_kind(settings: config.LearnerConfig, spec: EnvironmentSpec) -> inference_pb2.PolicyKind:
@@ -88,7 +97,7 @@ class Training:
     """
 
     trainer: Trainer
-    taker: UnrollSource | sequences.SequenceSender
+    taker: UnrollSource | TrajectorySource | sequences.SequenceSender
     client: ReplayClient | None = None
     sender: sequences.SequenceSender | None = None
 
@@ -123,6 +132,8 @@ def make_training(
     wake_inference: Callable[[], None],
     after_update: Callable[[dict[str, float]], None],
     on_failure: Callable[[Exception], None],
+    desk: Desk | None = None,
+    replicas: Replicas = ALONE,
 ) -> Training:
     """Makes what trains.
 
@@ -136,10 +147,19 @@ def make_training(
       wake_inference: Called when records may be overwritten again.
       after_update: See `Trainer`.
       on_failure: Called with what ended another thread than the trainer's.
+      desk: Where unrolls come from, if actors hold the policy.
+      replicas: What makes an update together.
     """
+    agreement = Agreement(statistics, spec, settings.total_frames, replicas.learners)
+    if desk is not None:
+        trajectories = TrajectorySource(settings.batch_size, spec, desk.queue, statistics)
+        trainer = Trainer(
+            settings, trajectories, agent, agreement, statistics, cpu_time, after_update
+        )
+        return Training(trainer, trajectories)
     if not isinstance(agent, R2d2Agent):
         source = UnrollSource(settings.batch_size, spec, assembler, statistics, wake_inference)
-        trainer = Trainer(settings, source, agent, statistics, cpu_time, after_update)
+        trainer = Trainer(settings, source, agent, agreement, statistics, cpu_time, after_update)
         return Training(trainer, source)
     r2d2 = settings.r2d2
     client = ReplayClient(
@@ -155,11 +175,13 @@ def make_training(
     )
     records = unrolls.context_length(spec) + r2d2.burn_in + settings.unroll_length + 1
     sampler = client.sampler(
-        settings.batch_size, records, r2d2.importance_exponent, seed=settings.seed
+        settings.batch_size,
+        records,
+        r2d2.importance_exponent,
+        seed=settings.seed + replicas.learner,
     )
-    trainer = Trainer(
-        settings, ReplaySource(spec, sampler), agent, statistics, cpu_time, after_update
-    )
+    replayed = ReplaySource(spec, sampler)
+    trainer = Trainer(settings, replayed, agent, agreement, statistics, cpu_time, after_update)
     sender = sequences.SequenceSender(
         settings, spec, assembler, client, agent, statistics, wake_inference, on_failure
     )

@@ -71,8 +71,8 @@ class RecordBatch:
     initial_state: tuple[npt.NDArray[np.generic], ...]
     policy_version: IntArray
 
-    def select(self, rows: npt.NDArray[Any]) -> RecordBatch:
-        """Some of the slots, by index or mask."""
+    def select(self, rows: npt.NDArray[Any] | slice) -> RecordBatch:
+        """Some of the slots, by index, mask or slice."""
         return self._map(lambda parts: parts[0][rows], [self])
 
     @classmethod

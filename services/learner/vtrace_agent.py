@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from services.learner import agent, distributions, losses
 from services.learner.networks.heads import ActorCritic, ActorCriticHead
+from services.learner.replicas import ALONE, Replicas
 from services.learner.roles import Role
 from services.shared.config import LearnerConfig
 from services.shared.specs import EnvironmentSpec
@@ -20,7 +21,11 @@ class VtraceAgent(agent.Agent):
     """See the module."""
 
     def __init__(
-        self, config: LearnerConfig, spec: EnvironmentSpec, roles: npt.NDArray[np.uint8]
+        self,
+        config: LearnerConfig,
+        spec: EnvironmentSpec,
+        roles: npt.NDArray[np.uint8],
+        replicas: Replicas = ALONE,
     ) -> None:
         """Makes the network and traces both functions.
 
@@ -29,6 +34,7 @@ class VtraceAgent(agent.Agent):
           spec: What the environments look like.
           roles: uint8 [slots], `Role`s: with `evaluation.greedy` those that are evaluated take
             the most probable action.
+          replicas: What makes an update together.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
@@ -37,9 +43,11 @@ class VtraceAgent(agent.Agent):
         self._roles = roles
         size = self._distribution.parameter_size
         make_head = functools.partial(ActorCriticHead, size)
-        super().__init__(config, spec, make_head, size, config.unroll_length + 1)
-        self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
-        self._trace(trainable=("network", "entropy_cost"))
+        with replicas.scope():
+            super().__init__(config, spec, make_head, size, config.unroll_length + 1, replicas)
+            self._entropy_cost = losses.EntropyCost(config.vtrace.entropy, config.total_frames)
+            self._trace(trainable=("network", "entropy_cost"))
+        self._trace_acting()
 
     def _modules(self) -> dict[str, tf.Module]:
         return {**super()._modules(), "entropy_cost": self._entropy_cost}
@@ -75,4 +83,5 @@ class VtraceAgent(agent.Agent):
             step_type=records.step_type,
             entropy_cost=self._entropy_cost(frames),
         )
-        return agent.Loss(loss, metrics, tf.zeros([0]))
+        transitions = losses.count_transitions(records.step_type)
+        return agent.Loss(loss, transitions, metrics, tf.zeros([0]))

@@ -13,7 +13,7 @@ from services.learner.checkpoint import CheckpointError
 from services.local import cluster_cli, launcher
 from services.local.plan import command as plan_command
 from services.local.process import LaunchError
-from services.shared import config
+from services.shared import config, profiling
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,6 +56,25 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="go on with a run's folder; without RUN with the experiment's newest one",
     )
+    parser.add_argument(
+        "--profile",
+        nargs="?",
+        type=_profile_seconds,
+        const="60",
+        metavar="SECONDS",
+        help="trace the first seconds of each service (60) into the run's folder",
+    )
+
+
+def _profile(parsed: argparse.Namespace, run: pathlib.Path) -> profiling.Profile | None:
+    if parsed.profile is None:
+        return None
+    return profiling.Profile(directory=str((run / "profile").resolve()), seconds=parsed.profile)
+
+
+def _profile_seconds(text: str) -> int:
+    profiling.require_tracer()
+    return _count(text)
 
 
 def _count(text: str) -> int:
@@ -82,7 +101,7 @@ def _train(parsed: argparse.Namespace) -> int:
     else:
         experiment = config.load(source, overrides)
         run = launcher.new_run(parsed.runs, experiment.name)
-    return _summarize(launcher.train(experiment, run))
+    return _summarize(launcher.train(experiment, run, _profile(parsed, run)))
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,6 @@ import json
 import pathlib
 import re
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -26,12 +25,14 @@ import grpc
 
 from services.learner import checkpoint
 from services.local import view
+from services.local.learners import Learners, free_port
 from services.local.process import LaunchError, Service
 from services.local.report import live
 from services.local.report.run import SUMMARY_FILE
 from services.shared import config, rpc
 from services.shared.cores import usable_cores
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
+from services.shared.profiling import Profile
 
 _STOP_SECONDS = 30.0
 _REPLAY_STOP_SECONDS = 10.0
@@ -54,12 +55,15 @@ class StopFlag:
             time.sleep(0.05)
 
 
-def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
+def train(
+    experiment: config.Experiment, run: pathlib.Path, profile: Profile | None = None
+) -> dict[str, Any]:
     """Trains until all frames are taken or a signal comes.
 
     Args:
       experiment: What to run; addresses and folders are replaced by this run's.
       run: The run's folder; its checkpoints are resumed from.
+      profile: Of each service, see `services.shared.profiling`.
 
     Returns:
       The learner's summary; `failure` says what ended the run, if it did not end well.
@@ -69,7 +73,8 @@ def train(experiment: config.Experiment, run: pathlib.Path) -> dict[str, Any]:
     """
     _check_slots(experiment)
     print(f"run: {run} (logs, checkpoints, TensorBoard events)", file=sys.stderr)
-    return _launch(experiment, run, view.TrainingView(experiment.learner.total_frames))
+    screen = view.TrainingView(experiment.learner.total_frames)
+    return _launch(experiment, run, screen, profile=profile)
 
 
 def _launch(
@@ -77,6 +82,7 @@ def _launch(
     run: pathlib.Path,
     screen: view.View,
     learner_arguments: tuple[str, ...] = (),
+    profile: Profile | None = None,
 ) -> dict[str, Any]:
     run.mkdir(parents=True, exist_ok=True)
     with (run / ".lock").open("w") as lock:
@@ -86,7 +92,7 @@ def _launch(
             raise LaunchError(f"{run}: another seedpod runs in this folder") from None
         # First of all: a port that is taken must leave the folder as it is.
         with _page(experiment.local, run, screen):
-            return _launch_locked(experiment, run, screen, learner_arguments)
+            return _launch_locked(experiment, run, screen, learner_arguments, profile)
 
 
 def _launch_locked(
@@ -94,6 +100,7 @@ def _launch_locked(
     run: pathlib.Path,
     screen: view.View,
     learner_arguments: tuple[str, ...],
+    profile: Profile | None,
 ) -> dict[str, Any]:
     document = run / "experiment.yaml"
     before = document.read_text() if document.exists() else None
@@ -107,7 +114,7 @@ def _launch_locked(
 
     previous = {n: signal.signal(n, request_stop) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
-        summary = _Run(document, experiment, run, stop, learner_arguments).run(screen)
+        summary = _Run(document, experiment, run, stop, learner_arguments, profile).run(screen)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -152,37 +159,40 @@ class _Run:
         run: pathlib.Path,
         stop: StopFlag,
         learner_arguments: tuple[str, ...],
+        profile: Profile | None,
     ) -> None:
         self._stop = stop
+        self._profile_arguments = [] if profile is None else profile.arguments()
         self._tls = experiment.learner.tls
-        self._address = f"127.0.0.1:{_free_port()}"
-        _write(run / _ADDRESS_FILE, self._address)
         self._actors: list[Service] = []
         self._local = experiment.local
         self._evaluates = bool(learner_arguments)
         self._actor_metrics_port = experiment.actor.metrics_port
         self._document = document
         self._folder = run
-        arguments = [
-            f"--experiment={document}",
-            f"--set=learner.address={self._address}",
-            *learner_arguments,
-        ]
-        self._replay: Service | None = None
+        arguments = [*learner_arguments, *self._profile_arguments]
+        # Where actors hold the policy, those that train are another program, and send unrolls.
+        self._trajectory_address: str | None = None
+        if experiment.learner.inference == "actors" and not learner_arguments:
+            self._trajectory_address = f"127.0.0.1:{free_port()}"
+            arguments.append(f"--set=learner.trajectory_address={self._trajectory_address}")
+        self._replay: list[Service] = []
         # An evaluation, which has arguments, neither fills nor reads replay.
         if experiment.learner.algorithm == "r2d2" and not learner_arguments:
-            replay = f"127.0.0.1:{_free_port()}"
-            self._replay = self._start_replay(replay)
-            arguments.append(f"--set=learner.r2d2.replay_addresses=[{replay}]")
-        self._learner = Service(
-            "learner", ["-m", "services.learner", "--child", *arguments], run / "learner.log"
-        )
+            shards = [f"127.0.0.1:{free_port()}" for _ in range(self._local.replay_shards)]
+            directory = experiment.replay.persistence.directory
+            self._replay = [self._start_replay(*s, directory) for s in enumerate(shards)]
+            arguments.append(f"--set=learner.r2d2.replay_addresses=[{','.join(shards)}]")
+        learners = 1 if learner_arguments else self._local.learners
+        self._learners = Learners(experiment, document, run, learners, arguments)
+        self._learner = self._learners.chief
+        _write(run / _ADDRESS_FILE, self._learners.addresses[0])
 
     def run(self, screen: view.View) -> dict[str, Any]:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._address, tls=self._tls) as channel, screen:
+            with rpc.channel(self._learners.addresses[0], tls=self._tls) as channel, screen:
                 stub = inference_pb2_grpc.InferenceServiceStub(channel)
                 while not self._stop.requested and not self._learner.check(may_end=True):
                     for service in self._others:
@@ -198,26 +208,40 @@ class _Run:
 
     @property
     def _others(self) -> list[Service]:
-        """All but the learner."""
-        return [*self._actors, *([] if self._replay is None else [self._replay])]
+        """All but the learner that the run ends with."""
+        return [*self._learners.others, *self._actors, *self._replay]
 
-    def _start_replay(self, address: str) -> Service:
+    def _start_replay(self, shard: int, address: str, directory: str | None) -> Service:
         command = [
             *("-m", "services.replay", "--child", f"--experiment={self._document}"),
             f"--set=replay.address={address}",
+            *self._profile_arguments,
         ]
-        return Service("replay", command, self._folder / "replay.log")
+        if shard:
+            command.append("--set=replay.metrics_port=0")
+            if directory is not None:
+                command.append(f"--set=replay.persistence.directory={directory}-{shard}")
+        name = f"replay-{shard}" if shard else "replay"
+        return Service(name, command, self._folder / f"{name}.log")
 
     def _start_actors(self) -> None:
         for i in range(self._local.actors):
-            self._start_actor(f"actor-{i}")
+            if self._trajectory_address is None:
+                learners = self._learners.addresses_for(i)
+                self._start_actor(f"actor-{i}", "services.actor", learners)
+            else:
+                module = "services.learner.impala_actor"
+                self._start_actor(f"actor-{i}", module, self._trajectory_address)
         if self._local.evaluation_environments and not self._evaluates:
-            self._start_actor("evaluator", *evaluator_settings(self._local))
+            # All its episodes are reported by one learner.
+            chief, settings = self._learners.addresses[0], evaluator_settings(self._local)
+            self._start_actor("evaluator", "services.actor", chief, *settings)
 
-    def _start_actor(self, name: str, *settings: str) -> None:
+    def _start_actor(self, name: str, module: str, learners: str, *settings: str) -> None:
         command = [
-            *("-m", "services.actor", "--child", f"--experiment={self._document}"),
-            *(f"--set=actor.learner_address={self._address}", f"--name={name}"),
+            *("-m", module, "--child", f"--experiment={self._document}"),
+            *(f"--set=actor.learner_address={learners}", f"--name={name}"),
+            *self._profile_arguments,
         ]
         if self._actor_metrics_port:
             port = self._actor_metrics_port + len(self._actors)
@@ -227,15 +251,17 @@ class _Run:
 
     def _wind_down(self) -> None:
         deadline = time.monotonic() + _STOP_SECONDS
-        self._learner.terminate()
-        for actor in self._actors:
-            actor.terminate()
-        # Replay ends last: the learner's streams would try to come back to it.
-        for service in (self._learner, *self._actors):
+        services = (self._learner, *self._learners.others, *self._actors)
+        for service in services:
+            service.terminate()
+        # Replay ends last: the learners' streams would try to come back to it.
+        for service in services:
             service.wait(deadline - time.monotonic())
-        if self._replay is not None:
-            self._replay.terminate()
-            self._replay.wait(_REPLAY_STOP_SECONDS)
+        deadline = time.monotonic() + _REPLAY_STOP_SECONDS
+        for service in self._replay:
+            service.terminate()
+        for service in self._replay:
+            service.wait(deadline - time.monotonic())
 
     def _summary(self, failure: str | None) -> dict[str, Any]:
         summary = self._learner.summary()
@@ -417,9 +443,3 @@ def _status(
         return status
     except grpc.RpcError:
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from services.shared import rpc
+from services.shared import processes, rpc
 
 _LOG_TAIL_LINES = 15
 # A process that died so often without a minute between is not started again.
@@ -29,7 +31,13 @@ class LaunchError(RuntimeError):
 class Service:
     """A process that is started again when it dies, or ends before it may."""
 
-    def __init__(self, name: str, command: list[str], log_path: pathlib.Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        log_path: pathlib.Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Starts it.
 
         Args:
@@ -38,11 +46,13 @@ class Service:
           log_path: Where its stderr goes, appended; its stdout goes to the same name with
             `.out`, anew. Both are files: an environment that prints must not fill a pipe that
             nobody reads.
+          environment: Variables beside this process's own.
         """
         self.name = name
         self.log_path = log_path
         self._output_path = log_path.with_suffix(".out")
         self.restarts = 0
+        self._environment = {**os.environ, **(environment or {})}
         self._command = [sys.executable, *command]
         self._backoff = rpc.Backoff(initial=0.5)
         self._deaths_in_a_row = 0
@@ -60,6 +70,7 @@ class Service:
                 stderr=log,
                 # Ctrl-C in a terminal reaches the launcher alone, which ends the others in order.
                 process_group=0,
+                env=self._environment,
             )
 
     @property
@@ -92,6 +103,9 @@ class Service:
             return False
         status = self._process.poll()
         if status is None:
+            return False
+        if status == processes.START_AGAIN:
+            self._died("lost another learner")
             return False
         if status > 0:
             raise LaunchError(

@@ -18,7 +18,7 @@ def main() -> int:
     """
     processes.exit_on_sigterm()
     from services.replay import server
-    from services.shared import config
+    from services.shared import config, profiling
 
     parser = argparse.ArgumentParser(prog="python -m services.replay", description=__doc__)
     parser.add_argument("--experiment", required=True, help="a YAML file or a preset's name")
@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument(
         "--child", action="store_true", help="end when the parent process ends, however it ends"
     )
+    profiling.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.child:
         processes.die_with_parent()
@@ -33,7 +34,9 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s replay: %(levelname)s %(message)s", force=True
     )
     try:
-        asyncio.run(server.serve(config.load_replay(arguments.experiment, arguments.overrides)))
+        settings = config.load_replay(arguments.experiment, arguments.overrides)
+        with profiling.trace(profiling.given(arguments), "replay"):
+            asyncio.run(server.serve(settings))
     except (config.ConfigError, server.CannotStart, OSError) as error:
         print(f"replay: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+# What a process ends with that shall be started again: EX_TEMPFAIL of sysexits.h.
+START_AGAIN = 75
 _PR_SET_PDEATHSIG = 1
 _MALLOC = "GLIBC_TUNABLES"
 # Huge pages; and what was freed is kept: messages of some megabytes come and go all the time.

@@ -11,6 +11,7 @@ The last line is one JSON object with the same figures and the estimate for a ho
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import time
@@ -22,10 +23,9 @@ import psutil
 
 from services.shared.config import LearnerConfig
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
-from tests.benchmarks import inference_server, light_clients
+from tests.benchmarks import clock, inference_server, light_clients
 
 _CLIENTS, _GROUPS = 2, 2
-_START_SECONDS = 180.0
 _WARM_UP_ANSWERS = 100
 _HOST_CORES = 96
 
@@ -75,34 +75,32 @@ def measure(row: Row, seconds: float) -> dict[str, Any]:
             **({"network": NETWORKS[row.network]} if row.network != "none" else {}),
         }
     )
-    counts = inference_server.Counts.create(context)
-    server = context.Process(
-        target=inference_server.serve, args=(config, counts, row.network != "none")
-    )
-    server.start()
-    _wait(lambda: counts.port.value != 0, server)
     answers, served = (
         [context.Value("q", 0, lock=False) for _ in range(_CLIENTS)] for _ in range(2)
     )
     latencies = [context.Array("d", light_clients.KEPT, lock=False) for _ in range(_CLIENTS)]
-    address = f"localhost:{counts.port.value}"
-    clients = [
-        context.Process(target=light_clients.run, args=(address, spec, _GROUPS, row.k, *shared))
-        for shared in zip(answers, served, latencies, strict=True)
-    ]
-    for client in clients:
-        client.start()
-    try:
-        _wait(lambda: min(a.value for a in answers) >= _WARM_UP_ANSWERS, server, *clients)
+    with (
+        inference_server.running(config, row.network != "none") as (server, counts),
+        contextlib.ExitStack() as stack,
+    ):
+        address = f"localhost:{counts.port.value}"
+        clients = [
+            context.Process(target=light_clients.run, args=(address, spec, _GROUPS, row.k, *shared))
+            for shared in zip(answers, served, latencies, strict=True)
+        ]
+        for client in clients:
+            client.start()
+            stack.callback(client.join)
+            stack.callback(client.kill)
+        inference_server.wait_for(
+            lambda: min(a.value for a in answers) >= _WARM_UP_ANSWERS,
+            *(process.is_alive for process in (server, *clients)),
+        )
         (front_end,) = psutil.Process(server.pid).children()
         pids = [server.pid or 0, front_end.pid, *(client.pid or 0 for client in clients)]
         before = _Snapshot.take(pids, counts, answers)
         time.sleep(seconds)
         after = _Snapshot.take(pids, counts, answers)
-    finally:
-        for process in (*clients, server):
-            process.kill()
-            process.join()
     newest = [
         np.frombuffer(kept)[: count.value] for kept, count in zip(latencies, answers, strict=True)
     ]
@@ -120,9 +118,7 @@ class _Snapshot:
         cls, pids: list[int], counts: inference_server.Counts, answers: list[Any]
     ) -> _Snapshot:
         """Reads them."""
-        # The number that Linux gives to another process's CPU clock; in nanoseconds, where
-        # /proc counts in hundredths of seconds.
-        cpu = [time.clock_gettime((~pid << 3) | 2) for pid in pids]
+        cpu = [clock.cpu_seconds(pid) for pid in pids]
         return cls(
             np.array(
                 [
@@ -188,14 +184,6 @@ def host_estimate(figures: list[dict[str, Any]], cores: int) -> dict[str, float]
         for f in figures
         if f["network"] == "none"
     }
-
-
-def _wait(condition: Any, *processes: Any) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while not condition():
-        if time.monotonic() > deadline or not all(p.is_alive() for p in processes):
-            raise RuntimeError(f"not ready within {_START_SECONDS:.0f} s, or ended")
-        time.sleep(0.02)
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "2 ms, MLP": (
         "cartpole",
         "--frames=18000",
-        "--set=actor.environment=tests.benchmarks.synthetic:TwoMilliseconds",
+        "--set=actor.environment=tests.benchmarks.synthetic:Synthetic",
+        "--set=actor.environment_arguments={cpu_milliseconds: 2}",
         "--set=actor.workers=2",
     ),
 }

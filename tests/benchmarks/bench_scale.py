@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
-from tests.benchmarks import light_clients
+from tests.benchmarks import clock, light_clients
 from tests.e2e import runs
 
 _CLIENT_PROCESSES = 2
@@ -67,7 +67,7 @@ class Learner:
     def cpu_seconds(self) -> dict[str, float]:
         """So far: of the front ends, and of the learner's own process by part."""
         front_ends = runs.descendants(self._process.pid, "services.learner.front_end")
-        process = _cpu_seconds(self._process.pid)
+        process = clock.cpu_seconds(self._process.pid)
         metrics = runs.scrape(self._folder)
         # A part that has used nothing yet has no sample.
         inference, training = (
@@ -75,7 +75,7 @@ class Learner:
             for part in ("inference", "training")
         )
         return {
-            "front_end": sum(_cpu_seconds(p.pid) for p in front_ends),
+            "front_end": sum(clock.cpu_seconds(p.pid) for p in front_ends),
             "inference": inference,
             "training": training,
             "other": process - inference - training,
@@ -92,12 +92,6 @@ class Learner:
         """Ends it; its front end follows."""
         self._process.kill()
         self._process.wait()
-
-
-def _cpu_seconds(pid: int) -> float:
-    # The number that Linux gives to another process's CPU clock, whose unit is a nanosecond;
-    # /proc counts hundredths of seconds.
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _wait(condition: Callable[[], Any], what: str) -> Any:
@@ -160,7 +154,7 @@ def measure(
             return {
                 "at": time.monotonic(),
                 "answers": answers(),
-                "client": sum(_cpu_seconds(pid) for pid in pids),
+                "client": sum(clock.cpu_seconds(pid) for pid in pids),
                 **{name: sum(part[name] for part in parts) for name in parts[0]},
             }
 

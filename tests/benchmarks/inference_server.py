@@ -1,4 +1,4 @@
-"""The learner's serving path for `bench_inference`: everything between socket and network.
+"""The learner's serving path for benchmarks: everything between socket and network.
 
 Real front ends, step store, inference loop and unroll assembler; instead of training a thread
 gives finished unrolls back unread. The policy is the real agent, or none.
@@ -6,10 +6,14 @@ gives finished unrolls back unread. The policy is the real agent, or none.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import multiprocessing
 import pathlib
 import threading
 import time
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
@@ -21,7 +25,7 @@ from services.learner import join, unrolls
 from services.learner.cpu_time import CpuTime
 from services.learner.inference import Arrays, Decisions, InferenceLoop, Policy
 from services.learner.statistics import Statistics
-from services.learner.step_store import StepStore, StoreLayout
+from services.learner.step_store import COUNTERS, StepStore, StoreLayout
 from services.learner.transport import Transport
 from services.shared import processes
 from services.shared.config import LearnerConfig
@@ -29,6 +33,8 @@ from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
 
 _TAKE_SECONDS = 0.2
+_SAMPLE_SECONDS = 0.02
+_START_SECONDS = 180.0
 
 
 @dataclasses.dataclass
@@ -41,6 +47,7 @@ class Counts:
       slots: That it chose actions for.
       policy_cpu_seconds: Of its calls.
       loop_cpu_seconds: Of the inference thread, without the policy's.
+      store: float64 [len(COUNTERS)], the step store's counters some milliseconds ago.
     """
 
     port: Synchronized[int]
@@ -48,12 +55,15 @@ class Counts:
     slots: Synchronized[int]
     policy_cpu_seconds: Synchronized[float]
     loop_cpu_seconds: Synchronized[float]
+    store: Any
 
     @classmethod
     def create(cls, context: Any) -> Counts:
         """All 0; `context` is multiprocessing's."""
         kinds = ("i", "q", "q", "d", "d")
-        return cls(*(context.Value(kind, 0, lock=False) for kind in kinds))
+        shared = [context.Value(kind, 0, lock=False) for kind in kinds]
+        shared.append(context.Array("d", len(COUNTERS), lock=False))
+        return cls(*shared)
 
 
 class _NoNetwork:
@@ -101,6 +111,38 @@ class _Metered:
         return decisions
 
 
+@contextlib.contextmanager
+def running(config: LearnerConfig, network: bool) -> Iterator[tuple[BaseProcess, Counts]]:
+    """A process that serves; see `serve`.
+
+    Yields:
+      The process, which listens already, and what it counts.
+    """
+    context = multiprocessing.get_context("spawn")
+    counts = Counts.create(context)
+    server = context.Process(target=serve, args=(config, counts, network))
+    server.start()
+    try:
+        wait_for(lambda: counts.port.value != 0, server.is_alive)
+        yield server, counts
+    finally:
+        server.kill()
+        server.join()
+
+
+def wait_for(condition: Callable[[], bool], *alive: Callable[[], bool]) -> None:
+    """Waits until the condition holds.
+
+    Raises:
+      RuntimeError: It took too long, or one of `alive` is not.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline or not all(is_alive() for is_alive in alive):
+            raise RuntimeError(f"not ready within {_START_SECONDS:.0f} s, or ended")
+        time.sleep(0.02)
+
+
 def serve(config: LearnerConfig, counts: Counts, network: bool) -> None:
     """Serves until it is killed; the body of a process.
 
@@ -124,7 +166,10 @@ def serve(config: LearnerConfig, counts: Counts, network: bool) -> None:
     )
     transport.start()
     counts.port.value = int(transport.address.rpartition(":")[2])
-    threading.Event().wait()
+    while True:
+        time.sleep(_SAMPLE_SECONDS)
+        if stores:
+            counts.store[:] = stores[0].counters.sum(axis=0)
 
 
 def _start(

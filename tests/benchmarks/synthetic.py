@@ -1,34 +1,52 @@
-"""An environment that costs 2 ms of CPU time a step, for benchmarks."""
+"""Environments that cost what they are told to, for benchmarks."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+_EPISODE_STEPS = 1000
 
-class TwoMilliseconds(gymnasium.Env[Any, Any]):
-    """Shows 115 zeros; episodes have 100 steps."""
 
-    def __init__(self) -> None:
-        self.observation_space = spaces.Box(-1, 1, (115,), np.float32)
-        self.action_space = spaces.Discrete(19)
-        self._nothing = np.zeros(115, np.float32)
+class Synthetic(gymnasium.Env[Any, Any]):
+    """Shows the same picture, or the same vector, at each step; nothing is to be won."""
+
+    def __init__(
+        self, shape: Sequence[int] = (115,), actions: int = 19, cpu_milliseconds: float = 0.0
+    ) -> None:
+        """Sets what it looks like and costs.
+
+        Args:
+          shape: Of the observation: uint8 if it has three dimensions, else float32.
+          actions: To choose from.
+          cpu_milliseconds: That a step computes.
+        """
+        if len(shape) == 3:
+            self.observation_space: Any = spaces.Box(0, 255, tuple(shape), np.uint8)
+        else:
+            self.observation_space = spaces.Box(-1, 1, tuple(shape), np.float32)
+        self.action_space = spaces.Discrete(actions)
+        self.observation_space.seed(0)
+        self._observation = self.observation_space.sample()
+        self._cpu_seconds = cpu_milliseconds / 1000
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Costs nothing."""
         super().reset(seed=seed)
         self._steps = 0
-        return self._nothing, {}
+        return self._observation, {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Computes for 2 ms."""
-        end = time.thread_time() + 0.002
-        while time.thread_time() < end:
-            pass
+        """Computes for so long."""
+        if self._cpu_seconds:
+            end = time.thread_time() + self._cpu_seconds
+            while time.thread_time() < end:
+                pass
         self._steps += 1
-        return self._nothing, 0.0, False, self._steps == 100, {}
+        return self._observation, 0.0, False, self._steps == _EPISODE_STEPS, {}

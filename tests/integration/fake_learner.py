@@ -55,6 +55,7 @@ class FakeLearner(inference_pb2_grpc.InferenceServiceServicer):
         self.is_finished = False
         self.is_silent = threading.Event()
         self._pace_seconds = pace_seconds
+        self._open: list[tuple[str, int]] = []
         self._streams = itertools.count()
         self._slots = itertools.count()
         self._tokens = itertools.count(1)
@@ -103,6 +104,18 @@ class FakeLearner(inference_pb2_grpc.InferenceServiceServicer):
         lengths = {key: len(records) for key, records in list(self.records.items())}
         return f"joins {len(self.joins)}, records {lengths}"
 
+    @property
+    def live_slots(self) -> int:
+        """Of the leases that have a stream."""
+        tokens = {token for token, group in list(self._open)}
+        return sum(self.leases[t].k * self.leases[t].request.groups for t in tokens)
+
+    def GetStatus(  # noqa: N802
+        self, request: inference_pb2.GetStatusRequest, context: Any
+    ) -> inference_pb2.GetStatusResponse:
+        live = self.live_slots
+        return inference_pb2.GetStatusResponse(live_slots=live, leased_slots=live)
+
     def Join(self, request: inference_pb2.JoinRequest, context: Any) -> inference_pb2.JoinResponse:  # noqa: N802
         self.joins.append(request)
         if self.refuse_join is not None:
@@ -131,6 +144,8 @@ class FakeLearner(inference_pb2_grpc.InferenceServiceServicer):
         metadata = dict(context.invocation_metadata())
         token, group = metadata[rpc.LEASE_METADATA], int(metadata[rpc.GROUP_METADATA])
         stream = next(self._streams)
+        self._open.append((token, group))
+        context.add_callback(lambda: self._open.remove((token, group)))
         for request in requests:
             lease = self.leases.get(token)
             if lease is None:

@@ -544,3 +544,27 @@ def test_a_gymnasium_environment(learner: FakeLearner, start_actor: StartActor) 
     assert LAST in {int(t) for r in records for t in r.step_type}
     # No two environments have the same seed.
     assert len({r.tobytes() for g in range(2) for r in _only(learner, g)[0].observation[0]}) == 6
+
+
+def test_workers_move_when_a_learner_comes_or_goes(
+    learner: FakeLearner, start_actor: StartActor
+) -> None:
+    other = FakeLearner()
+    other.start()
+    other.stop()
+    actor = start_actor(
+        learner_address=f"{learner.address}, {other.address}",
+        rebalance_seconds=0.3,
+        workers=2,
+        groups=1,
+        start_timeout_seconds=20.0,
+    )
+    learner.wait_for(lambda: learner.live_slots == 6)
+
+    other.start()
+    try:
+        learner.wait_for(lambda: (learner.live_slots, other.live_slots) == (3, 3))
+        assert "leaving the learner at" in actor.text
+    finally:
+        other.stop()
+    learner.wait_for(lambda: learner.live_slots == 6)

@@ -78,6 +78,9 @@ class _Service:
         self.statistics.evaluation_episodes.extend([told, told])
         self.live_actors = 1
         self.training_slots = 1
+        self.missing_learners = 0
+        self.traffic = (0, 0)
+        self.queued_unrolls = 0
         self.checkpoints = types.SimpleNamespace(saved_at=0.0, failures=0)
         spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (1,)),), DiscreteActionSpec((2,)))
         self.store = StepStore.create(StoreLayout(spec, 2, 4, 2, 1))

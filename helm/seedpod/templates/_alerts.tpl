@@ -8,6 +8,12 @@
   annotations:
     summary: The learner makes no updates.
     description: Is its pod running, are actors connected (seedpod_actors), does replay answer?
+- alert: SeedpodLearnersMissing
+  expr: max by (namespace, release) (seedpod_learners_missing{ {{- .release -}} }) > 0
+  for: 5m
+  annotations:
+    summary: '{{ .value }} learners are missing; the others wait for them.'
+    description: Nothing is trained meanwhile. Are their pods scheduled, do they find their devices?
 - alert: SeedpodNoActors
   expr: sum by (namespace, release) (seedpod_actors{ {{- .release -}} }) == 0
   for: 10m

@@ -67,9 +67,26 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
-{{/* host:port at which the learner serves. */}}
+{{/* host:port at which the learner serves; of several learners all, each pod by its own name. */}}
 {{- define "seedpod.learnerAddress" -}}
-{{ include "seedpod.fullname" . }}-learner.{{ .Release.Namespace }}.svc:50051
+{{- if gt (int .Values.learner.replicas) 1 }}
+{{- include "seedpod.learnerHosts" (dict "root" . "port" 50051) | fromYamlArray | join "," }}
+{{- else }}
+{{- include "seedpod.fullname" . }}-learner.{{ .Release.Namespace }}.svc:50051
+{{- end }}
+{{- end }}
+
+{{/* host:port of the learner that writes checkpoints and reports evaluations. */}}
+{{- define "seedpod.chiefAddress" -}}
+{{- splitList "," (include "seedpod.learnerAddress" .) | first }}
+{{- end }}
+
+{{/* host:port of each learner's pod. Takes root and port. */}}
+{{- define "seedpod.learnerHosts" -}}
+{{- $service := printf "%s-learner" (include "seedpod.fullname" .root) }}
+{{- range $learner := until (int .root.Values.learner.replicas) }}
+- {{ printf "%s-%d.%s.%s.svc:%v" $service $learner $service $.root.Release.Namespace $.port }}
+{{- end }}
 {{- end }}
 
 {{/* [host:port, ...] of the replay shards, each pod by its own name. */}}

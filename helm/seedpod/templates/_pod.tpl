@@ -51,6 +51,11 @@ containers:
     env:
       - name: POD_NAME
         valueFrom: {fieldRef: {fieldPath: metadata.name}}
+      {{- if eq $component "learner" }}
+      {{- with include "seedpod.learnerEnvironment" $root | trim }}
+      {{- . | nindent 6 }}
+      {{- end }}
+      {{- end }}
       {{- range $name, $value := $values.env }}
       - name: {{ $name }}
         value: {{ $value | quote }}
@@ -186,6 +191,23 @@ volumeClaimTemplates:
 - {name: metrics, containerPort: 9100}
 {{- end }}
 
+{{/* Who the other learners are, and what TensorFlow wants to know of a TPU's host. */}}
+{{- define "seedpod.learnerEnvironment" -}}
+{{- if gt (int .Values.learner.replicas) 1 }}
+- name: POD_INDEX
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['apps.kubernetes.io/pod-index']"}}
+- name: TF_CONFIG
+  value: >-
+    {"cluster": {"worker": {{ include "seedpod.learnerHosts" (dict "root" . "port" 50053) | fromYamlArray | toJson }}},
+    "task": {"type": "worker", "index": $(POD_INDEX)}}
+{{- end }}
+{{- if eq .Values.learner.accelerator.type "tpu" }}
+# A slice of one host.
+- {name: TPU_WORKER_ID, value: "0"}
+- {name: TPU_WORKER_HOSTNAMES, value: localhost}
+{{- end }}
+{{- end }}
+
 {{- define "seedpod.learnerArguments" -}}
 - --experiment=/etc/seedpod/experiment.yaml
 - --set=learner.address=0.0.0.0:50051
@@ -195,6 +217,13 @@ volumeClaimTemplates:
 - --set=learner.log_directory={{ include "seedpod.dataFolder" . }}/tensorboard
 - --set=learner.evaluation.results_path={{ include "seedpod.dataFolder" . }}/evaluations.jsonl
 - --set=learner.evaluation.recordings_directory={{ include "seedpod.dataFolder" . }}/videos
+{{- $accelerator := .Values.learner.accelerator }}
+{{- if ne $accelerator.type "none" }}
+- --set=learner.devices.kind={{ $accelerator.type }}
+{{- end }}
+{{- if eq $accelerator.type "gpu" }}
+- --set=learner.devices.count={{ $accelerator.gpu.count }}
+{{- end }}
 {{- if eq (include "seedpod.algorithm" .) "r2d2" }}
 - --set=learner.r2d2.replay_addresses={{ include "seedpod.replayAddresses" . }}
 {{- end }}
@@ -210,6 +239,10 @@ volumeClaimTemplates:
 
 {{- define "seedpod.evaluatorArguments" -}}
 {{ include "seedpod.actorArguments" . | trim }}
+{{- if gt (int .Values.learner.replicas) 1 }}
+# All its episodes are reported by one learner.
+- --set=actor.learner_address={{ include "seedpod.chiefAddress" . }}
+{{- end }}
 - --set=actor.role=evaluation
 - --set=actor.workers=1
 - --set=actor.groups=1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from services.learner.networks import heads, image, residual
 from services.shared import specs
 
@@ -20,16 +22,20 @@ class Football(image.ImageNetwork):
         head: heads.Head,
         mixed_precision: bool = False,
         *,
+        channels: Sequence[int] = (16, 32, 32, 32),
         dense_size: int = 256,
         lstm_size: int | None = None,
         layer_norm: bool = False,
     ) -> None:
-        """See `image.ImageNetwork`; the paper's network has no `layer_norm`."""
+        """See `image.ImageNetwork`; `channels` has a number for each section.
+
+        The paper's network has no `layer_norm`.
+        """
         super().__init__(
             environment_spec,
             head,
             mixed_precision,
-            convolutions=residual.Sections((16, 32, 32, 32)),
+            convolutions=residual.Sections(channels),
             dense_size=dense_size,
             lstm_size=lstm_size,
             layer_norm=layer_norm,

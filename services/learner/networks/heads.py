@@ -43,8 +43,9 @@ class ActorCriticHead(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped
 
     def __call__(self, features: tf.Tensor) -> ActorCritic:
         """See `Head`."""
-        parameters, baseline = self.policy(features), self.baseline(features)[:, 0]
-        return ActorCritic(tf.cast(parameters, tf.float32), tf.cast(baseline, tf.float32))
+        # Logits of a policy that is almost sure are large: bfloat16 would round them to halves.
+        features = tf.cast(features, tf.float32)
+        return ActorCritic(self.policy(features), self.baseline(features)[:, 0])
 
 
 class DuelingHead(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
@@ -64,7 +65,10 @@ class DuelingHead(tf.Module):  # type: ignore[misc]  # TensorFlow is untyped.
 
     def __call__(self, features: tf.Tensor) -> tf.Tensor:
         """Q-values float32 [N, num_actions]."""
-        value = self.value(tf.nn.relu(self.value_hidden(features)))
-        advantage = self.advantage(tf.nn.relu(self.advantage_hidden(features)))
-        value, advantage = tf.cast(value, tf.float32), tf.cast(advantage, tf.float32)
+        hidden = (
+            tf.nn.relu(self.value_hidden(features)),
+            tf.nn.relu(self.advantage_hidden(features)),
+        )
+        value, advantage = (tf.cast(x, tf.float32) for x in hidden)
+        value, advantage = self.value(value), self.advantage(advantage)
         return value + advantage - tf.reduce_mean(advantage, axis=-1, keepdims=True)

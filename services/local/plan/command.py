@@ -114,10 +114,16 @@ def describe(
     Raises:
       ConfigError: The experiment is R2D2's, or its costs are not known.
     """
-    algorithm = experiment.learner.algorithm
-    if algorithm != "vtrace":
+    learner = experiment.learner
+    if learner.algorithm != "vtrace":
         raise config.ConfigError(
-            f"learner.algorithm is {algorithm}, allowed here: vtrace; replay is not simulated"
+            f"learner.algorithm is {learner.algorithm}, allowed here: vtrace; replay is not"
+            " simulated"
+        )
+    if learner.inference != "learner":
+        raise config.ConfigError(
+            f"learner.inference is {learner.inference}, allowed here: learner; actors that hold"
+            " the policy are not simulated"
         )
     if parsed.folder is not None:
         measured = calibration.of_run(parsed.folder)

@@ -17,6 +17,7 @@ from services.shared.config.experiment import (
     presets,
 )
 from services.shared.config.learner import (
+    DevicesConfig,
     EntropyConfig,
     EvaluationConfig,
     LearnerConfig,
@@ -34,6 +35,7 @@ __all__ = [
     "ActorConfig",
     "ClientRole",
     "ConfigError",
+    "DevicesConfig",
     "EntropyConfig",
     "EvaluationConfig",
     "Experiment",

@@ -66,7 +66,13 @@ class ActorConfig(Model):
     recording: RecordingConfig = RecordingConfig()
     seed: int = pydantic.Field(default=0, description="Each environment's seed derives from it.")
     learner_address: str = pydantic.Field(
-        default="localhost:50051", description="host:port of the learner."
+        default="localhost:50051",
+        description="host:port of the learner; of several learners all, with commas between them.",
+    )
+    rebalance_seconds: Positive = pydantic.Field(
+        default=60.0,
+        description="How often a worker looks whether another learner has fewer environments, and"
+        " how long it waits for one that is away; with several learners.",
     )
     step_timeout_seconds: Positive = pydantic.Field(
         default=60.0,

@@ -41,6 +41,14 @@ class LocalConfig(Model):
         default=1,
         description="Actor services to start; each has the next higher actor.metrics_port.",
     )
+    learners: PositiveInt = pydantic.Field(
+        default=1,
+        description="Learner services to start, which train one network together; each takes"
+        " learner.batch_size unrolls or sequences for an update.",
+    )
+    replay_shards: PositiveInt = pydantic.Field(
+        default=1, description="Replay services to start for R2D2; each has the tables' limits."
+    )
     evaluation_environments: NonNegativeInt = pydantic.Field(
         default=0,
         description="Environments of one more actor, whose role is evaluation; 0: there is none.",

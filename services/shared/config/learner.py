@@ -181,6 +181,25 @@ class NetworkConfig(Model):
     )
 
 
+class DevicesConfig(Model):
+    """What the learner computes on; see docs/devices.md."""
+
+    kind: Literal["auto", "cpu", "gpu", "tpu"] = pydantic.Field(
+        default="auto",
+        description="auto: GPUs if there are any, else the CPU. tpu: the cores of one host.",
+    )
+    count: PositiveInt | None = pydantic.Field(
+        default=None,
+        description="Devices that must be there; further ones are left idle. Default: all there"
+        " are. Of cpu: logical devices, to try what several do.",
+    )
+    inference: PositiveInt | None = pydantic.Field(
+        default=None,
+        description="Of several devices those that only answer actors; the others train."
+        " Default: 1. A single device does both.",
+    )
+
+
 class EvaluationConfig(Model):
     """Slots of actors whose role is evaluation."""
 
@@ -209,6 +228,10 @@ class LearnerConfig(Model):
     address: str = pydantic.Field(
         default="localhost:50051", description="host:port to serve on; port 0: any free one."
     )
+    trajectory_address: str = pydantic.Field(
+        default="localhost:50053",
+        description="host:port to take unrolls on, with inference by actors.",
+    )
     tls: TlsConfig | None = pydantic.Field(
         default=None, description="Files of the service's certificate. Default: no encryption."
     )
@@ -224,12 +247,18 @@ class LearnerConfig(Model):
     algorithm: Literal["vtrace", "r2d2"] = pydantic.Field(
         default="vtrace", description="What is learned from the records, and how."
     )
+    inference: Literal["learner", "actors"] = pydantic.Field(
+        default="learner",
+        description="Who holds the policy. `actors`: each actor service infers by itself, fetches"
+        " parameters and sends unrolls, as in IMPALA; only V-trace.",
+    )
     vtrace: VtraceConfig = VtraceConfig()
     r2d2: R2d2Config = R2d2Config()
     self_play: SelfPlayConfig | None = pydantic.Field(
         default=None, description="Default: all agents of an environment are the newest policy."
     )
     optimizer: OptimizerConfig = OptimizerConfig()
+    devices: DevicesConfig = DevicesConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     unroll_length: PositiveInt = pydantic.Field(
         default=20, description="IMPALA, table G.1: 20; DMLab, table D.3: 100. R2D2: 80."
@@ -266,11 +295,16 @@ class LearnerConfig(Model):
     )
     xla: bool = pydantic.Field(
         default=False,
-        description="Compile the training step with XLA: pays for convolutions, costs half a"
-        " minute at the start.",
+        description="Compile the training step with XLA: pays for convolutions on an accelerator,"
+        " costs half a minute at the start.",
     )
     threads: PositiveInt | None = pydantic.Field(
         default=None, description="TensorFlow threads inside one operation. Default: all cores."
+    )
+    peers_timeout_seconds: Positive = pydantic.Field(
+        default=600.0,
+        description="How long a learner waits for the others of its run before it ends, to be"
+        " started again.",
     )
     checkpoint_directory: str | None = None
     checkpoint_interval_seconds: Positive = 600.0
@@ -281,6 +315,22 @@ class LearnerConfig(Model):
     def opponent_agents(self) -> int:
         """Agents of each environment, the last ones, that are played by past policies."""
         return self.self_play.opponent_agents if self.self_play is not None else 0
+
+    @pydantic.model_validator(mode="after")
+    def _actors_can_infer(self) -> LearnerConfig:
+        if self.inference == "learner":
+            return self
+        if self.algorithm != "vtrace":
+            raise ValueError(
+                f"inference is actors with algorithm {self.algorithm}, allowed: vtrace, which"
+                " corrects for the parameters' age"
+            )
+        if self.self_play is not None:
+            raise ValueError(
+                "inference is actors with self_play, allowed: without; the pool of opponents is"
+                " the learner's"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _sequences_fit(self) -> LearnerConfig:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from services.learner import peers
 from services.shared import config
 from tests.unit.chart import chart
 
@@ -272,6 +273,44 @@ def test_actors_find_the_learner() -> None:
     assert "--name=$(POD_NAME)" in chart.container(objects, "actor")["args"]
 
 
+def test_several_learners_know_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = ("learner.replicas=3", "evaluator.enabled=true", "actor.replicas=24")
+    objects = chart.render(*values, "preset:gke-gpu-l4")
+    chart.validate(objects)
+    assert chart.workload(objects, "learner")["spec"]["replicas"] == 3
+    variables = {v["name"]: v for v in chart.container(objects, "learner")["env"]}
+    # The kubelet writes the one into the other, which comes later.
+    assert list(variables)[-2:] == ["POD_INDEX", "TF_CONFIG"]
+    label = variables["POD_INDEX"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert label == "metadata.labels['apps.kubernetes.io/pod-index']"
+    hosts = [f"run-seedpod-learner-{i}.run-seedpod-learner.ns.svc" for i in range(3)]
+    text = variables["TF_CONFIG"]["value"].replace("$(POD_INDEX)", "2")
+    monkeypatch.setenv("TF_CONFIG", text)
+    cluster = peers.from_environment()
+    assert cluster == peers.Cluster(tuple(f"{host}:50053" for host in hosts), 2)
+
+    # Actors take the one with the fewest environments; evaluations are the first one's.
+    for component, expected in (("actor", hosts), ("evaluator", hosts[:1]), ("test", hosts[:1])):
+        options = chart.container(objects, component)["args"]
+        option = [o for o in options if o.startswith("--set=actor.learner_address=")][-1]
+        assert option.partition("=")[2].partition("=")[2].split(",") == [
+            f"{host}:50051" for host in expected
+        ]
+    _, among_learners, _ = chart.find(objects, "NetworkPolicy", "-learner")["spec"]["ingress"]
+    (peer,) = among_learners["from"]
+    assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "learner"
+    assert "ports" not in among_learners
+    # A learner alone has nobody to know.
+    assert "TF_CONFIG" not in _all_leaves().values()
+
+
+def test_a_tpu_s_host_is_alone_in_its_slice() -> None:
+    container = chart.container(chart.render("learner.accelerator.type=tpu"), "learner")
+    variables = {v["name"]: v.get("value") for v in container["env"]}
+    assert variables.items() >= {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}.items()
+    assert "--set=learner.devices.kind=tpu" in container["args"]
+
+
 def test_an_evaluator_is_an_actor_with_another_role() -> None:
     assert not [key for key in _all_leaves() if "evaluator" in key]
     objects = chart.render("evaluator.enabled=true", "evaluator.environments=3", *TLS)
@@ -410,6 +449,8 @@ def test_keda() -> None:
 
 def test_a_gpu_changes_the_learner_alone() -> None:
     assert changes("learner.accelerator.type=gpu") == {
+        f"{LEARNER}:{CONTAINER}.args.8": "--set=learner.devices.kind=gpu",
+        f"{LEARNER}:{CONTAINER}.args.9": "--set=learner.devices.count=1",
         f"{LEARNER}:{CONTAINER}.image": "seedpod-learner:0.1.0-gpu",
         f"{LEARNER}:{CONTAINER}.resources.limits.nvidia.com/gpu": 1,
         f"{LEARNER}:{CONTAINER}.resources.requests.nvidia.com/gpu": 1,
@@ -549,7 +590,8 @@ def secrets_of(objects: list[chart.Object]) -> dict[str, str]:
 def clients_of(objects: list[chart.Object], component: str) -> dict[str, tuple[str, ...]]:
     """Who may call a component, by role."""
     (argument,) = (a for a in chart.container(objects, component)["args"] if ".tls=" in a)
-    return config.TlsConfig(**yaml.safe_load(argument.partition("=")[2].partition("=")[2])).clients
+    document = yaml.safe_load(argument.partition("=")[2].partition("=")[2])
+    return {**config.TlsConfig(**document).model_dump()["clients"]}
 
 
 def test_with_a_secret_for_each_component_names_decide_who_may_call_what() -> None:

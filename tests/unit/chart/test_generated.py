@@ -64,7 +64,14 @@ def test_numbers_survive_helm(tmp_path: pathlib.Path) -> None:
     assert experiment.actor.environment_arguments == {"a": 2.5e-8, "b": "no", "c": "1"}
 
 
-@pytest.mark.parametrize("arguments", [(), ("experiment:memory-r2d2", "replay.replicas=2")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("experiment:memory-r2d2", "replay.replicas=2"),
+        ("learner.replicas=2", "evaluator.enabled=true", "learner.accelerator.type=gpu"),
+    ],
+)
 def test_the_services_take_the_arguments(
     arguments: tuple[str, ...], tmp_path: pathlib.Path
 ) -> None:

@@ -65,7 +65,7 @@ MATRIX: list[tuple[str, ...]] = [
         *("experiment:cartpole-r2d2", "tls.enabled=true", "tls.certManager.enabled=true"),
         *("tls.certManager.issuerRef.name=ours", "learner.tensorboard.enabled=true"),
     ),
-    ("tls.enabled=true", "tls.existingSecret=mine", "learner.replicas=1"),
+    ("tls.enabled=true", "tls.existingSecret=mine", "learner.replicas=2"),
     (*(f"{c}.serviceAccount.create=false" for c in COMPONENTS), "fullnameOverride=other"),
 ]  # fmt: skip
 

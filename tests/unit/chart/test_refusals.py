@@ -27,7 +27,23 @@ TPU = "learner.accelerator.type=tpu"
         (["experiment.actor.environment=null"], "missing property 'environment'"),
         (["actor.replicas=-1"], "'/actor/replicas': minimum: got -1, want 0"),
         (["actor.replicas=many"], "'/actor/replicas': got string, want integer"),
-        (["learner.replicas=2"], "'/learner/replicas': maximum: got 2, want 1"),
+        (["learner.replicas=2", TPU], "learner.replicas is 2 on TPUs, allowed: 0 or 1"),
+        (
+            ["learner.replicas=2", "learner.persistence.existingClaim=mine"],
+            "existingClaim is mine for 2 learners, allowed: for one, each has a volume of its own",
+        ),
+        (
+            ["learner.replicas=2", "actor.autoscaling.hpa.enabled=true"],
+            "seedpod_actors_wanted of one learner and learner.replicas is 2, allowed: hpa with",
+        ),
+        (
+            ["learner.replicas=2", "actor.replicas=65"],
+            "need 2080 env slots, experiment.learner.max_slots is 1024 in each of 2 learners",
+        ),
+        (
+            ["experiment.learner.inference=actors"],
+            "experiment.learner.inference is actors, allowed in a cluster: learner",
+        ),
         (
             ["experiment:cartpole-r2d2", "replay.replicas=0"],
             "replay.replicas is 0, allowed with learner.algorithm r2d2: 1 or more",

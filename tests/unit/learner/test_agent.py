@@ -28,13 +28,22 @@ TRAINING = np.full(64, Role.TRAINING, np.uint8)
 Variables = dict[str, npt.NDArray[np.generic]]
 
 
-def make(network: str = "mlp", roles: npt.NDArray[np.uint8] = TRAINING, **settings: Any) -> Agent:
+def make(
+    network: str = "mlp",
+    roles: npt.NDArray[np.uint8] = TRAINING,
+    mixed_precision: bool = False,
+    **settings: Any,
+) -> Agent:
     arguments: dict[str, Any] = {"sizes": [8]}
     if network == "mlp_lstm":
         arguments["lstm_size"] = 5
     config = LearnerConfig.model_validate(
         {
-            "network": {"name": network, "arguments": arguments},
+            "network": {
+                "name": network,
+                "arguments": arguments,
+                "mixed_precision": mixed_precision,
+            },
             "unroll_length": LENGTH,
             "batch_size": 2,
             "total_frames": 1000,
@@ -233,6 +242,38 @@ def test_an_update_that_is_not_finite_changes_nothing(bad: float) -> None:
     assert_equal(agent.variables(), before)
     assert agent.train(batch(random, agent), frames=0).metrics["skipped"] == 0
     assert agent.version == 2
+
+
+def test_an_almost_sure_policy_in_bfloat16_learns_with_finite_numbers(
+    tmp_path: pathlib.Path,
+) -> None:
+    agent = make("mlp_lstm", mixed_precision=True)
+    variables = agent.variables()
+    # The first of four actions has a logit of 1000 and more, whatever is seen.
+    variables["network/head/policy/bias"] = np.array([1000.3, 0, -1000, 0], np.float32)
+    agent.restore(save(tmp_path, variables))
+    random = np.random.default_rng(0)
+    state = agent.initial_state(64)
+    action, parameters, _ = act(agent, random.normal(size=(64, 3)).astype(np.float32), state)
+    assert set(action[:, 0]) == {0}
+    assert parameters.dtype == np.float32
+    # bfloat16's next number to 1000 is 1004.
+    assert parameters[:, 0] == pytest.approx(1000.3, abs=0.3)
+
+    # Among the actions taken are some that the policy would never take: log-probability -2000.
+    records = batch(
+        random,
+        agent,
+        action=np.array([[[0], [1], [2], [3]], [[2], [0], [0], [0]]], np.int32),
+        policy_parameters=np.tile(np.array([0, 1000, -1000, 0], np.float32), (2, LENGTH + 1, 1)),
+    )
+    metrics = agent.train(records, frames=6).metrics
+    assert metrics["skipped"] == 0
+    for name in ("loss", "policy_loss", "baseline_loss", "entropy", "gradient_norm"):
+        assert math.isfinite(metrics[name]), name
+    assert metrics["entropy"] == pytest.approx(0, abs=1e-6)
+    changed = agent.variables()
+    assert all(np.isfinite(value).all() for value in changed.values())
 
 
 def test_training_reproduces_what_inference_recorded() -> None:

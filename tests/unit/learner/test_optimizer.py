@@ -149,4 +149,4 @@ def test_a_constraint_is_applied_and_a_missing_gradient_named() -> None:
     instance.apply([tf.constant(1.0)], LOSS, FRAMES)
     np.testing.assert_allclose(target, 0.9)
     with pytest.raises(ValueError, match="'x' has no gradient"):
-        instance.apply([None], LOSS, FRAMES)
+        instance.dense([None])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from services.learner.agreement import Agreement, Tally
 from services.learner.cpu_time import CpuTime
 from services.learner.trainer import (
     MAX_SKIPPED_UPDATES,
@@ -34,12 +35,15 @@ class FakeUpdater:
         self.frames: list[int] = []
         self._skips = skips
 
-    def train(self, batch: TrainingBatch, frames: int) -> Update:
+    def train(self, batch: TrainingBatch, frames: int, tally: Tally) -> Update:
         skipped = self._skips(len(self.batches))
         self.batches.append(batch.records)
         self.frames.append(frames)
         self.version += not skipped
-        return Update({"skipped": float(skipped)})
+        return Update({"skipped": float(skipped)}, tally)
+
+    def empty_batch(self) -> TrainingBatch:
+        raise AssertionError("there are no other learners")
 
 
 class Training:
@@ -72,8 +76,9 @@ class Training:
         source = UnrollSource(
             config.batch_size, spec, self.harness.assembler, self.statistics, self._wake
         )
+        agreement = Agreement(self.statistics, spec, config.total_frames)
         self.trainer = Trainer(
-            config, source, updater, self.statistics, CpuTime(), self.reported.append
+            config, source, updater, agreement, self.statistics, CpuTime(), self.reported.append
         )
 
     def _wake(self) -> None:

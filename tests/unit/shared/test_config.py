@@ -106,6 +106,7 @@ def test_wrong_replay_settings_are_refused(tmp_path: pathlib.Path, text: str, me
     ("overrides", "message"),
     [
         (["learner.unroll_length=81"], "is 121, allowed: a multiple of r2d2.replay_period, 40"),
+        (["learner.inference=actors"], "inference is actors with algorithm r2d2, allowed: vtrace"),
         (["learner.sample_reuse=2"], "sample_reuse is 2, allowed with r2d2: 1"),
         (["learner.r2d2.n_steps=81"], "n_steps is 81, allowed: at most unroll_length, 80"),
     ],

@@ -1,0 +1,166 @@
+"""One batch on one device, several devices and several processes: the same update."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from services.learner import replicas
+from services.local.learners import free_port
+from tests.unit.learner import replica_worker
+from tests.unit.learner.replica_worker import SPOILT, UPDATES
+
+ALGORITHMS = ("vtrace", "r2d2")
+# Of each process: two and four devices train.
+DEVICES: tuple[dict[str, Any], ...] = (
+    {"kind": "cpu", "count": 4, "inference": 2},
+    {"kind": "cpu", "count": 5},
+    {},
+    {},
+)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What `replica_worker` says of one process."""
+
+    document: dict[str, Any]
+    arrays: dict[str, npt.NDArray[Any]]
+
+    def part(self, name: str) -> dict[str, npt.NDArray[Any]]:
+        """Arrays under a name, by the rest of theirs."""
+        prefix = f"{name}/"
+        return {k.removeprefix(prefix): v for k, v in self.arrays.items() if k.startswith(prefix)}
+
+
+@pytest.fixture(scope="module")
+def alone() -> Outcome:
+    """All of it on one device, in this process."""
+    arrays: dict[str, Any] = {}
+    runs = [replica_worker.run(algorithm, replicas.ALONE, arrays) for algorithm in ALGORITHMS]
+    return Outcome({run["name"]: run for run in runs}, arrays)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """Processes 0 and 1 have several logical devices, 2 and 3 are learners of one run."""
+    folder = tmp_path_factory.mktemp("replicas")
+    workers = [f"localhost:{free_port()}" for _ in range(2)]
+    tasks = [{"type": "worker", "index": index} for index in range(2)]
+    clusters = [json.dumps({"cluster": {"worker": workers}, "task": task}) for task in tasks]
+    cluster_environments = [{"TF_CONFIG": cluster} for cluster in clusters]
+    environments: list[dict[str, str]] = [{}, {}, *cluster_environments]
+    processes = []
+    try:
+        for i, (devices, environment) in enumerate(zip(DEVICES, environments, strict=True)):
+            module = "tests.unit.learner.replica_worker"
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, str(folder / str(i)), json.dumps(devices)],
+                env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **environment},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(process)
+        errors = [process.communicate(timeout=600)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(errors)
+    return [
+        Outcome(json.loads((folder / f"{i}.json").read_text()), dict(np.load(folder / f"{i}.npz")))
+        for i in range(4)
+    ]
+
+
+# Process, and what made the update: learners x devices of each.
+TOGETHER = [(0, "1x2"), (1, "1x4"), (2, "2x1"), (3, "2x1")]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("process", "count"), TOGETHER)
+def test_the_update_is_that_of_one_device(
+    alone: Outcome, together: list[Outcome], algorithm: str, process: int, count: str
+) -> None:
+    name, outcome = f"{algorithm}/{count}", together[process]
+    single = f"{algorithm}/1x1"
+    before, after = alone.part(f"{single}/before"), alone.part(f"{single}/after")
+    moved = max(float(np.max(np.abs(after[k] - before[k]))) for k in after if "network" in k)
+    assert moved > 0.01
+    for stage, values in (("before", before), ("after", after)):
+        variables = outcome.part(f"{name}/{stage}")
+        assert variables.keys() == values.keys()
+        for key, value in values.items():
+            np.testing.assert_allclose(variables[key], value, rtol=0, atol=1e-5, err_msg=key)
+    # Inference has the newest weights, on devices of its own too.
+    np.testing.assert_allclose(
+        outcome.arrays[f"{name}/acts"], alone.arrays[f"{single}/acts"], rtol=0, atol=1e-5
+    )
+    for update, metrics in enumerate(outcome.document[name]["metrics"]):
+        assert metrics["skipped"] == (update == SPOILT)
+        if update == SPOILT:
+            continue
+        # The clipping is that of the whole gradient, and the largest difference of all.
+        expected = alone.document[single]["metrics"][update]
+        for key in ("loss", "gradient_norm", "behaviour_difference"):
+            assert math.isclose(metrics[key], expected[key], abs_tol=1e-5), key
+    assert after["optimizer/updates"] == UPDATES - 1
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_learners_begin_alike_and_draw_differently(
+    alone: Outcome, together: list[Outcome], algorithm: str
+) -> None:
+    first, second = (together[i].document[f"{algorithm}/2x1"]["drawn"] for i in (2, 3))
+    assert first == alone.document[f"{algorithm}/1x1"]["drawn"]
+    # R2D2's slots never explore here: alike networks choose alike actions.
+    assert (first != second) == (algorithm == "vtrace")
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_device_is_at_work(together: list[Outcome], algorithm: str) -> None:
+    for process, training, acting in ((0, "01", "23"), (1, "0123", "4")):
+        document = together[process].document[f"{algorithm}/1x{len(training)}"]
+        for job, numbers in (("training", training), ("acting", acting)):
+            names = [device[-5:] for device in document[job]]
+            assert names == [f"CPU:{number}" for number in numbers]
+
+
+def test_priorities_are_those_of_the_learners_own_sequences(
+    alone: Outcome, together: list[Outcome]
+) -> None:
+    for update, expected in alone.part("r2d2/1x1/priorities").items():
+        halves = [together[i].part("r2d2/2x1/priorities")[update] for i in (2, 3)]
+        finite = np.isfinite(expected)
+        assert finite.all() == (int(update) != SPOILT)
+        for given in (together[1].part("r2d2/1x4/priorities")[update], np.concatenate(halves)):
+            np.testing.assert_allclose(given[finite], expected[finite], rtol=0, atol=1e-5)
+
+
+def test_all_learners_hear_the_same(together: list[Outcome]) -> None:
+    # Each has said: number of the update, 1, its own number.
+    for process in (2, 3):
+        tallies = together[process].document["vtrace/2x1"]["tallies"]
+        assert tallies == [[2.0 * update, 2.0, 1.0] for update in range(UPDATES)]
+    # On several devices a learner still speaks once.
+    tallies = together[1].document["vtrace/1x4"]["tallies"]
+    assert tallies == [[float(update), 1.0, 0.0] for update in range(UPDATES)]
+
+
+def test_the_chief_s_word_reaches_all(together: list[Outcome]) -> None:
+    for process in (2, 3):
+        heard = together[process].document["chief"]["values"]
+        assert bytes(heard["text"]) == b"chief"
+        assert heard["number"] == 2**40
+        ((nan, zero, number),) = heard["nan"]
+        assert math.isnan(nan)
+        assert math.copysign(1, zero) == -1
+        assert number == 0
