@@ -5,6 +5,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 EXPERIMENT ?= football
 ARGS ?=
+# The tests mostly wait. Whole files go to one of up to four processes, those of the images to one.
+PARALLEL := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 # Of the container images: see scripts/build-images.
 export IMAGE_PREFIX TAG LEARNER_VARIANT BUILD_OPTIONS
 PROTOS := $(shell find protos -name '*.proto')
@@ -47,7 +49,7 @@ type: setup ## Check the types.
 
 test: tools ## Run the tests (ARGS: pytest's arguments).
 	@scripts/install-browser
-	@exec $(PYTHON) -m pytest $(ARGS)
+	@exec $(PYTHON) -m pytest $(PARALLEL) $(ARGS)
 
 test-images: setup ## Build the container images and let them train together (needs Docker).
 	@exec $(PYTHON) -m pytest tests/containers $(ARGS)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import grpc
@@ -73,11 +74,16 @@ class ActStream:
         store, ring = self._store, self._store.layout.ring
         answered = int(store.group_answered[self.group])
         written = store.written[self._slots]
+        self._wants_policy = request.wants_policy
         if request.sequence == answered and answered > 0:
             self._rows = self._first_rows + (written - 1) % ring
             return False
         if request.sequence != answered + 1:
             raise invalid(f"sequence is {request.sequence}, allowed: {answered} or {answered + 1}")
+        for name in ("environment_cpu_seconds", "actor_cpu_seconds"):
+            # They are added up, for all actors together.
+            if not 0 <= (seconds := getattr(request, name)) < math.inf:
+                raise invalid(f"{name} is {seconds}, allowed: finite, 0 or more")
         k = len(self._slots)
         incarnation = _column(request.incarnation, np.uint32, k, "incarnation")
         step_type = _column(request.step_type, np.uint8, k, "step_type")
@@ -102,6 +108,8 @@ class ActStream:
             self._check(incarnation, step_type, reward, discount, tensors, written)
             calm = step_type.max() < _LAST
             self._steady = request.incarnation if calm else b""
+        if request.episodes or not steady:
+            self._write_episodes(request.episodes, self._slots[step_type == _LAST])
         rows = self._rows = self._first_rows + written % ring
         for target, block in zip(
             store.observation_rows, self._layout.rows(request.observation), strict=True
@@ -111,26 +119,26 @@ class ActStream:
         store.discount_flat[rows] = discount
         store.incarnation_flat[rows] = incarnation
         store.step_type_flat[rows] = step_type
-        if request.episodes:
-            self._write_episodes(request.episodes, self._slots[step_type == _LAST])
-        self._wants_policy = request.wants_policy
         return True
 
     def _write_episodes(
         self, episodes: tuple[inference_pb2.EpisodeInfo, ...], slots: npt.NDArray[np.int64]
     ) -> None:
-        if len(episodes) != len(slots):
+        if episodes and len(episodes) != len(slots):
             raise invalid(
                 f"episodes has {len(episodes)} elements, allowed: {len(slots)}, one for each LAST"
             )
-        for slot, episode in zip(slots.tolist(), episodes, strict=True):
-            data = episode.SerializeToString()
+        serialized = [episode.SerializeToString() for episode in episodes]
+        for episode, data in zip(episodes, serialized, strict=True):
             if len(data) > wire.EPISODE_INFO_BYTES:
                 raise invalid(
                     f"an EpisodeInfo has {len(data)} bytes, allowed: {wire.EPISODE_INFO_BYTES}"
                 )
             if not np.isfinite(list(episode.values.values())).all():
                 raise invalid(f"an EpisodeInfo has values that are not finite: {episode.values}")
+        # A request that was never processed may have left something there.
+        self._store.episode_info_bytes[slots] = 0
+        for slot, data in zip(slots.tolist(), serialized, strict=False):
             self._store.episode_info[slot, : len(data)] = np.frombuffer(data, np.uint8)
             self._store.episode_info_bytes[slot] = len(data)
 

@@ -43,6 +43,8 @@ _FLOAT = struct.Struct("<f")
 def read_act_request(message: bytes) -> ActRequestFields:
     """Finds an ActRequest's fields; equal to `ActRequest.FromString` on every valid message.
 
+    Groups, which proto3 does not have, are no part of one.
+
     Args:
       message: The serialized ActRequest.
 
@@ -65,12 +67,12 @@ def read_act_request(message: bytes) -> ActRequestFields:
         if tag < 0x80:  # of the fields up to 15; a call would cost more than the rest
             at += 1
         else:
-            tag, at = varint.read(message, at)
+            tag, at = varint.read(message, at, 32)
         number, kind = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
             raise MalformedMessage(f"field number {number} at byte {at}")
         if kind == 2:
-            length, at = varint.read(message, at)
+            length, at = varint.read(message, at, 32)
             stop = at + length
             if stop > end:
                 raise MalformedMessage(f"field {number} of {length} bytes is cut off")

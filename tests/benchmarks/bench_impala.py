@@ -39,8 +39,9 @@ def measure(arguments: Sequence[str], seconds: float, design: str) -> dict[str, 
     inference = f"--set=learner.inference={DESIGNS[design]}"
     costs = steady.measure(*arguments, inference, seconds=seconds)
     actors = costs.cpu["environment"] + costs.cpu["actor"]
-    return {
+    figures = {
         "frames": costs.frames,
+        "received_share": costs.received_share,
         "frames_per_second": costs.frames_per_second,
         "actors_cpu": actors,
         "environment_cpu": costs.cpu["environment"],
@@ -50,6 +51,7 @@ def measure(arguments: Sequence[str], seconds: float, design: str) -> dict[str, 
         "received_bytes": costs.received_bytes,
         "parameter_bytes": costs.parameter_bytes,
     }
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def dollars(run: dict[str, float], prices: argparse.Namespace) -> float:
@@ -107,8 +109,8 @@ def main() -> None:
         seed, impala = (r["actors_cpu"] / r["environment_cpu"] for r in result.values())
         ratio = impala / seed
         for run in result.values():
-            run["dollars_per_million_frames"] = dollars(run, prices)
-        table[name] = {**result, "actors_cpu_ratio": ratio}
+            run["dollars_per_million_frames"] = round(dollars(run, prices), 4)
+        table[name] = {**result, "actors_cpu_ratio": round(ratio, 3)}
         print(
             f"{'':22} actors' CPU time for the same environment time, IMPALA / SEED: {ratio:.2f}",
             flush=True,

@@ -115,6 +115,7 @@ def measure(row: Row, seconds: float, overrides: list[str]) -> dict[str, float]:
     total = costs.cpu["total"]
     return {
         "frames": costs.frames,
+        "received_share": costs.received_share,
         "frames_per_second": costs.frames_per_second,
         **costs.cpu,
         "idle": max(0.0, usable_cores() * 1000 / costs.frames_per_second - total),

@@ -24,7 +24,7 @@ PARTS = (
     "learner_other",
     "replay",
 )
-_WARM_UP_UPDATES = 2
+_WARM_UP_UPDATES = 6  # what waited for the first one, which is slow, has been trained on then
 _POLL_SECONDS = 0.2
 _UPDATE_SECONDS = 240.0  # the first one's, with everything that has to start
 
@@ -36,6 +36,7 @@ class Costs(NamedTuple):
 
     Attributes:
       frames: So many were trained on.
+      received_share: Steps that arrived for each one trained on: 1, but for what waits.
       frames_per_second: Of the wall clock.
       cpu: Seconds of 1,000 frames, by part and in `total`.
       received_bytes: Of a frame, at the learner.
@@ -43,6 +44,7 @@ class Costs(NamedTuple):
     """
 
     frames: int
+    received_share: float
     frames_per_second: float
     cpu: dict[str, float]
     received_bytes: float
@@ -100,6 +102,8 @@ def _costs(first: _Look, last: _Look) -> Costs:
     cpu = {part: passed("seedpod_cpu_seconds_total", part) / frames * 1000 for part in PARTS}
     return Costs(
         frames=int(frames),
+        received_share=passed("seedpod_steps_received_total")
+        / passed("seedpod_steps_trained_total"),
         frames_per_second=frames / (last[0] - first[0]),
         cpu={**cpu, "total": sum(cpu.values())},
         received_bytes=passed("seedpod_records_received_bytes_total") / frames,

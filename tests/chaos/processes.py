@@ -28,6 +28,7 @@ NAMES = {
 _MORE_FRAMES = 500
 # TensorFlow's start, on a machine that others use too.
 _PATIENCE_SECONDS = 180.0
+_UPDATES = 20
 # A learner that waited for actors which are gone would wait for as long as they are.
 _STALL_SECONDS = 10.0
 
@@ -121,10 +122,15 @@ def scale(system: System, counts: Sequence[int], explore_seconds: float = 0.0) -
             system.wait_for_frames(_MORE_FRAMES, "training to go on", _PATIENCE_SECONDS)
             outcome.recovered += 1
             if system.r2d2:
-                first = system.metric("updates_total")
+                first = int(system.metric("updates_total"))
                 system.sleep(explore_seconds)
-                last = system.metric("updates_total")
-                stages.append(sequences.Stage(slots, int(first), int(last)))
+                # Training may have begun just now.
+                system.wait(
+                    lambda first=first: system.metric("updates_total") > first + _UPDATES,  # type: ignore[misc]
+                    f"{_UPDATES} updates",
+                    _PATIENCE_SECONDS,
+                )
+                stages.append(sequences.Stage(slots, first, int(system.metric("updates_total"))))
     outcome.longest_pause_seconds = system.longest_pause(began)
     if max(probe.seconds) > _STALL_SECONDS:
         raise ChaosError(f"a request waited for {max(probe.seconds):.1f} s")

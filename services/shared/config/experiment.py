@@ -78,6 +78,15 @@ class Experiment(Model):
     replay: ReplayConfig = ReplayConfig()
     local: LocalConfig = LocalConfig()
 
+    @pydantic.model_validator(mode="after")
+    def _actors_send_to_one_learner(self) -> Experiment:
+        if self.learner.inference == "actors" and self.local.learners > 1:
+            raise ValueError(
+                f"local.learners is {self.local.learners}, allowed with learner.inference actors:"
+                " 1, to which all of them send their unrolls"
+            )
+        return self
+
 
 def load(source: str, overrides: list[str] | None = None) -> Experiment:
     """Reads an experiment.

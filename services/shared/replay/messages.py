@@ -49,10 +49,10 @@ def split(message: bytes, kind: type[_Head]) -> tuple[_Head, memoryview]:
     at, end = 0, len(message)
     while at < end:
         start = at
-        tag, at = varint.read(message, at)
+        tag, at = varint.read(message, at, 32)
         wire_type = tag & 7
         if wire_type == 2:
-            size, at = varint.read(message, at)
+            size, at = varint.read(message, at, 32)
             if tag == _PAYLOAD_TAG and at + size == end:
                 return _parse(message[:start], kind), memoryview(message)[at:end]
             at += size

@@ -46,8 +46,10 @@ class _Learner:
         reward: tuple[float, float] = (0.0, 0.0),
         discount: tuple[float, float] = (1.0, 1.0),
         incarnation: tuple[int, int] = (1, 1),
+        cpu_seconds: float = 0.0,
+        goals: tuple[float, ...] = (),
     ) -> None:
-        """Sends the next request and processes it."""
+        """Sends the next request and processes it; `goals` are told of the episodes that end."""
         values = np.array(vector or [[0.0, 0.0]] * 2, "<f4")
         request = inference_pb2.ActRequest(
             sequence=self.sequence + 1,
@@ -56,6 +58,8 @@ class _Learner:
             reward=np.array(reward, "<f4").tobytes(),
             discount=np.array(discount, "<f4").tobytes(),
             observation=values.tobytes() + np.array(kind, "<i4").tobytes(),
+            actor_cpu_seconds=cpu_seconds,
+            episodes=[inference_pb2.EpisodeInfo(values={"goals": x}) for x in goals],
         )
         assert self.stream.accept(wire.read_act_request(request.SerializeToString()))
         self.sequence += 1
@@ -116,6 +120,9 @@ def test_records_are_written_where_they_belong() -> None:
         ({"incarnation": (0, 1)}, "incarnation is 0"),
         ({"step_type": [MID, FIRST]}, "must come MID or LAST"),
         ({"step_type": [MID, 4]}, "step_type is 4"),
+        ({"cpu_seconds": np.nan}, "actor_cpu_seconds is nan, allowed: finite, 0 or more"),
+        ({"cpu_seconds": -1.0}, "actor_cpu_seconds is -1.0"),
+        ({"goals": (1.0,)}, "episodes has 1 elements, allowed: 0"),
     ],
 )
 def test_what_is_wrong_amid_an_episode_is_refused(
@@ -163,9 +170,30 @@ def test_a_repeated_request_is_answered_by_the_newest_record() -> None:
         learner.step([FIRST, FIRST])
         learner.step([MID, MID])
         again = ActStream(learner.store, 0, 0, _SLOTS)
-        repeated = inference_pb2.ActRequest(sequence=2).SerializeToString()
+        repeated = inference_pb2.ActRequest(sequence=2, wants_policy=True).SerializeToString()
         assert not again.accept(wire.read_act_request(repeated))
         learner.stream = again
         assert learner.answered() == [23, 21]
+        learner.store.value[_SLOTS] = 0.5, 0.25
+        answer = inference_pb2.ActResponse.FromString(again.answer())
+        assert np.frombuffer(answer.value, "<f4").tolist() == [0.5, 0.25]
+
+    _run(scenario)
+
+
+def test_what_was_told_of_episodes_counts_with_the_record_alone() -> None:
+    def scenario(learner: _Learner) -> None:
+        told = learner.store.episode_info_bytes
+        learner.step([FIRST, FIRST])
+        with pytest.raises(StatusError, match="values that are not finite"):
+            learner.step([LAST, LAST], goals=(3.0, np.nan))
+        assert not told.any()
+        learner.step([LAST, LAST], goals=(3.0, 4.0))
+        assert learner.store.take_episode_info(3) == ("", {"goals": 3.0})
+        # As if it had come from a stream that was replaced before it was processed.
+        learner.step([FIRST, FIRST])
+        assert told[1] > 0
+        learner.step([LAST, LAST])
+        assert not told.any()
 
     _run(scenario)

@@ -120,6 +120,14 @@ def test_wrong_sequences_are_refused(
         config.load(source, overrides)
 
 
+def test_actors_that_hold_the_policy_have_one_learner() -> None:
+    config.load("cartpole", ["local.learners=2"])
+    with pytest.raises(
+        config.ConfigError, match=r"local\.learners is 2, allowed with .* actors: 1"
+    ):
+        config.load("cartpole", ["local.learners=2", "learner.inference=actors"])
+
+
 def test_numbers_with_an_exponent_are_numbers(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,11 +91,19 @@ def test_reader_accepts_nothing_that_generated_code_refuses(data: bytes) -> None
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x08", b"\x08\xff", b"\x12\x05abc", b"\x35\x00", b"\x00", b"\x0b", b"\x08" + b"\xff" * 10],
+    [
+        *(b"\x08", b"\x08\xff", b"\x12\x05abc", b"\x35\x00", b"\x00", b"\x0b"),
+        b"\x08" + b"\xff" * 10,
+        # A tag and a length in six bytes: five are what 32 bits need.
+        b"\x88" + b"\x80" * 4 + b"\x00\x01",
+        b"\x12\x81" + b"\x80" * 4 + b"\x00a",
+    ],
 )
 def test_reader_refuses_malformed_messages(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         wire.read_act_request(data)
+    with pytest.raises(DecodeError):
+        inference_pb2.ActRequest.FromString(data)
 
 
 def test_layout_views_share_memory_in_the_order_of_the_spec() -> None:
