@@ -24,7 +24,8 @@ PARTS = (
     "learner_other",
     "replay",
 )
-_WARM_UP_UPDATES = 6  # what waited for the first one, which is slow, has been trained on then
+_BEFORE_TRAINING = ("environment", "actor", "front_ends", "inference")
+_WARM_UP_UPDATES = 6  # much of what waited for the first one, which is slow, is used up then
 _POLL_SECONDS = 0.2
 _UPDATE_SECONDS = 240.0  # the first one's, with everything that has to start
 
@@ -34,10 +35,12 @@ _Look = tuple[float, dict[tuple[str, str], float]]
 class Costs(NamedTuple):
     """Of the middle of a run.
 
+    What comes before training is divided by the frames that arrived, the rest by those trained on.
+
     Attributes:
       frames: So many were trained on.
       received_share: Steps that arrived for each one trained on: 1, but for what waits.
-      frames_per_second: Of the wall clock.
+      frames_per_second: That were trained on, of the wall clock.
       cpu: Seconds of 1,000 frames, by part and in `total`.
       received_bytes: Of a frame, at the learner.
       parameter_bytes: Of a frame, sent by the learner.
@@ -99,13 +102,14 @@ def _costs(first: _Look, last: _Look) -> Costs:
         return last[1].get((name, label), 0.0) - first[1].get((name, label), 0.0)
 
     frames = passed("seedpod_environment_frames_total")
+    share = passed("seedpod_steps_received_total") / passed("seedpod_steps_trained_total")
     cpu = {part: passed("seedpod_cpu_seconds_total", part) / frames * 1000 for part in PARTS}
+    cpu |= {part: cpu[part] / share for part in _BEFORE_TRAINING}
     return Costs(
         frames=int(frames),
-        received_share=passed("seedpod_steps_received_total")
-        / passed("seedpod_steps_trained_total"),
+        received_share=share,
         frames_per_second=frames / (last[0] - first[0]),
         cpu={**cpu, "total": sum(cpu.values())},
-        received_bytes=passed("seedpod_records_received_bytes_total") / frames,
+        received_bytes=passed("seedpod_records_received_bytes_total") / frames / share,
         parameter_bytes=passed("seedpod_parameters_sent_bytes_total") / frames,
     )
