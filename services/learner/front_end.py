@@ -82,6 +82,7 @@ class FrontEnd:
         self._index = index
         self._control = end
         self._wake_fd = wake_fd
+        self._wake_is_due = False
         self._answer_fd = answer_fd
         self._store: StepStore | None = None
         self._streams: dict[int, ActStream] = {}
@@ -228,9 +229,19 @@ class FrontEnd:
         counters[6] += request.actor_cpu_seconds
         stream.answered.clear()
         store.requests[self._index].put(stream.group, stream.epoch)
-        os.eventfd_write(self._wake_fd, 1)
+        self._wake_learner()
         await stream.answered.wait()
         return stream.answer()
+
+    def _wake_learner(self) -> None:
+        """Wakes the inference loop, once for all requests of this turn of the event loop."""
+        if not self._wake_is_due:
+            self._wake_is_due = True
+            asyncio.get_running_loop().call_soon(self._send_wake)
+
+    def _send_wake(self) -> None:
+        self._wake_is_due = False
+        os.eventfd_write(self._wake_fd, 1)
 
     async def _open(self, context: Any) -> ActStream:
         metadata = dict(context.invocation_metadata() or ())

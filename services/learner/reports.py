@@ -28,7 +28,7 @@ from services.learner.unrolls import policy_lag_bound
 from services.shared.config import LearnerConfig
 
 if TYPE_CHECKING:
-    from services.learner.service import LearnerService
+    from services.learner.overview import Overview
     from services.learner.training import Training
 
 # Between two records in the event file: dense at first, so that a short run has a curve too.
@@ -62,9 +62,9 @@ class Reports:
         if self.config.log_directory is not None:
             self._writer = tf.summary.create_file_writer(self.config.log_directory)
 
-    def serve_metrics(self, service: LearnerService) -> None:
+    def serve_metrics(self, overview: Overview) -> None:
         """Serves /metrics if a port is configured."""
-        self.registry.register(_LearnerCollector(service, self))
+        self.registry.register(_LearnerCollector(overview, self))
         if self.config.metrics_port is not None:
             server, _ = prometheus_client.start_http_server(
                 self.config.metrics_port, self.config.metrics_host, self.registry
@@ -76,20 +76,20 @@ class Reports:
         """Of the newest update; `behaviour_difference_max` is over the whole run."""
         return self._metrics
 
-    def training(self, metrics: dict[str, float], service: LearnerService) -> None:
+    def training(self, metrics: dict[str, float], overview: Overview) -> None:
         """Takes notice of an update."""
         if not metrics["skipped"]:
             self._behaviour_difference = max(
                 self._behaviour_difference, metrics["behaviour_difference"]
             )
         self._metrics = {**metrics, "behaviour_difference_max": self._behaviour_difference}
-        self._write_evaluation(service.statistics)
+        self._write_evaluation(overview.statistics)
         now = time.monotonic()
         if now >= self._next_summary:
             shortest, longest = _SUMMARY_SECONDS
             elapsed = _SUMMARY_SHARE * (now - self._started)
             self._next_summary = now + min(max(shortest, elapsed), longest)
-            self._summarize(service)
+            self._summarize(overview)
 
     def _write_evaluation(self, statistics: Statistics) -> None:
         """Appends a line to the results whenever there are as many new episodes as count."""
@@ -127,16 +127,16 @@ class Reports:
                 metadata=image_metadata.create_summary_metadata(tag, ""),
             )
 
-    def close(self, service: LearnerService) -> None:
+    def close(self, overview: Overview) -> None:
         """Completes the event file."""
         if self._writer is not None:
-            self._summarize(service)
+            self._summarize(overview)
             self._writer.close()
 
-    def _summarize(self, service: LearnerService) -> None:
+    def _summarize(self, overview: Overview) -> None:
         if self._writer is None:
             return
-        statistics = service.statistics
+        statistics = overview.statistics
         values = {f"training/{name}": value for name, value in self._metrics.items()}
         values["training/policy_lag"] = statistics.policy_lag
         values["training/seconds"] = time.monotonic() - self._started
@@ -148,7 +148,7 @@ class Reports:
         evaluated = evaluation.scalars(statistics.evaluation_episodes.copy())
         values |= {f"evaluation/{name}": value for name, value in evaluated.items()}
         # Zeros too: `seedpod report` takes the parts together.
-        limiting, cpu = statistics.bottleneck(), service.cpu_seconds()
+        limiting, cpu = statistics.bottleneck(), overview.cpu_seconds()
         values |= {f"bottleneck/{part}": float(part == limiting) for part in _PARTS}
         values |= {f"cpu_seconds/{f.name}": getattr(cpu, f.name) for f in cpu.DESCRIPTOR.fields}
         # All in one event: `tf.summary.scalar` takes 0.7 CPU-milliseconds for each of them.
@@ -243,8 +243,8 @@ def _step_metrics(steps: StepAccount) -> Iterator[GaugeMetricFamily | CounterMet
 class _LearnerCollector(Collector):
     """Reads the learner's counters at each scrape."""
 
-    def __init__(self, service: LearnerService, reports: Reports) -> None:
-        self._service = service
+    def __init__(self, overview: Overview, reports: Reports) -> None:
+        self._overview = overview
         self._reports = reports
 
     def describe(self) -> list[GaugeMetricFamily]:
@@ -253,9 +253,9 @@ class _LearnerCollector(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         """All metrics but the histograms of `Statistics`."""
-        status = self._service.status()
-        statistics = self._service.statistics
-        actors = self._service.live_actors
+        status = self._overview.status()
+        statistics = self._overview.statistics
+        actors = self._overview.live_actors
         counters: tuple[tuple[str, str, float], ...] = (
             ("environment_frames", "Environment frames taken into training", status.frames),
             ("updates", "Parameter updates", status.updates),
@@ -270,7 +270,7 @@ class _LearnerCollector(Collector):
             ("episode_return_mean", "Over the last 100 episodes", status.mean_return),
             *_evaluation_gauges(statistics),
             ("episode_length_mean", "Over the last 100 episodes", status.mean_episode_length),
-            ("learners_missing", "Of the run, not there yet", self._service.missing_learners),
+            ("learners_missing", "Of the run, not there yet", self._overview.missing_learners),
             ("actors", "Actor services that are connected", actors),
             (
                 "actors_wanted",
@@ -304,7 +304,7 @@ class _LearnerCollector(Collector):
         for field, value in status.cpu_seconds.ListFields():
             cpu.add_metric([field.name], value)
         yield cpu
-        if (store := self._service.store) is not None:
+        if (store := self._overview.store) is not None:
             totals = store.counters.sum(axis=0)
             yield GaugeMetricFamily("seedpod_streams", "Open streams", value=totals[0])
             for i in range(1, 5):
@@ -316,23 +316,23 @@ class _LearnerCollector(Collector):
                 yield CounterMetricFamily(
                     f"seedpod_evaluation_{name}", "Handed over by actors", value=value
                 )
-        if (assembler := self._service.assembler) is not None:
-            waiting = len(assembler) + self._service.queued_unrolls
+        if (assembler := self._overview.assembler) is not None:
+            waiting = len(assembler) + self._overview.queued_unrolls
             yield GaugeMetricFamily(
                 "seedpod_unrolls_waiting", "Finished, not taken by training", value=waiting
             )
-        if (training := self._service.training) is not None:
+        if (training := self._overview.training) is not None:
             yield from _replay_metrics(training)
         for name, help_text, value in zip(
             ("records_received_bytes", "parameters_sent_bytes"),
             ("Of all messages with records", "To actors that hold the policy"),
-            self._service.traffic,
+            self._overview.traffic,
             strict=True,
         ):
             yield CounterMetricFamily(f"seedpod_{name}", help_text, value=value)
-        if (steps := self._service.steps()) is not None:
+        if (steps := self._overview.steps()) is not None:
             yield from _step_metrics(steps)
-        yield from self._bounds(self._service.training_slots)
+        yield from self._bounds(self._overview.training_slots)
         for name, value in self._reports.training_metrics.items():
             if not math.isnan(value):
                 yield GaugeMetricFamily(f"seedpod_training_{name}", "Newest update", value=value)
@@ -346,12 +346,12 @@ class _LearnerCollector(Collector):
             )
             if config.inference == "actors":
                 # A parameter's age when it is used, the queue, and a message of each actor.
-                rounds = slots / config.batch_size + 1 + self._service.live_actors
+                rounds = slots / config.batch_size + 1 + self._overview.live_actors
                 bound += config.sample_reuse * rounds
             yield GaugeMetricFamily(
                 "seedpod_policy_lag_bound", "Of slots that are equally fast", value=bound
             )
-        checkpoints = self._service.checkpoints
+        checkpoints = self._overview.checkpoints
         if checkpoints.saved_at is not None:
             yield GaugeMetricFamily(
                 "seedpod_checkpoint_timestamp_seconds",

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import pathlib
 import threading
 import time
 
 import grpc
-import numpy as np
 
 from services.learner import (
     checkpoint,
-    checkpoint_writer,
     devices,
     join,
     peers,
@@ -31,19 +28,17 @@ from services.learner import (
     training,
     unrolls,
 )
-from services.learner.accounts import StepAccount
 from services.learner.agent import Agent
 from services.learner.cpu_time import CpuTime
-from services.learner.evaluation import figures, summarize
 from services.learner.evaluator import Evaluation, Evaluator
 from services.learner.inference import InferenceLoop, Policy
 from services.learner.networks import registry
+from services.learner.overview import Overview
 from services.learner.recordings import Recordings
 from services.learner.run_state import RunState
 from services.learner.self_play import SelfPlay
 from services.learner.statistics import Statistics
-from services.learner.step_store import COUNTERS, StepStore, StoreLayout
-from services.learner.trainer import Trainer
+from services.learner.step_store import StepStore, StoreLayout
 from services.learner.trajectories import UnrollLayout
 from services.learner.trajectory_server import TrajectoryServer
 from services.learner.transport import Transport
@@ -91,12 +86,15 @@ class LearnerService:
         self._missing: list[str] = []
         self._config = peers.own_settings(experiment.learner, cluster)
         self._evaluation = evaluation
-        self._cpu_time = CpuTime()
         self._reports = reports.Reports(self._config)
         self._transport = Transport(
-            self._config, self._check_join, self.status, self._recording_folder, self._fail
+            self._config,
+            self._check_join,
+            lambda: self._overview.status(),
+            self._recording_folder,
+            self._fail,
         )
-        self._statistics = Statistics(
+        statistics = Statistics(
             self._config.max_slots,
             self._reports.registry,
             self._transport.leases.roles,
@@ -108,21 +106,11 @@ class LearnerService:
         self._trajectories: TrajectoryServer | None = None
         if self._config.inference == "actors" and evaluation is None:
             self._trajectories = TrajectoryServer(
-                self._config, self._check_registration, self._statistics
+                self._config, self._check_registration, statistics
             )
-        self._desk: Desk | None = None
-        self._build_lock = threading.Lock()
-        self._spec: EnvironmentSpec | None = None
-        self._store: StepStore | None = None
-        self._agent: Agent | None = None
-        self._assembler: unrolls.UnrollAssembler | None = None
-        self._training: training.Training | None = None
-        self._evaluator: Evaluator | None = None
-        self._inference: InferenceLoop | None = None
-        self._threads: list[threading.Thread] = []
         self._state = RunState(
             experiment,
-            self._statistics,
+            statistics,
             claims=evaluation is None,
             is_chief=cluster is None or cluster.index == 0,
         )
@@ -131,19 +119,27 @@ class LearnerService:
                 f"{self._config.checkpoint_directory}: has no checkpoint to evaluate"
             )
         self._recordings = Recordings(
-            self._config.evaluation,
-            lambda picture: self._reports.picture(picture, self._statistics),
+            self._config.evaluation, lambda picture: self._reports.picture(picture, statistics)
         )
-        self._started = time.monotonic()
-        self._ended: float | None = None
+        self._overview = Overview(
+            self._config,
+            self._transport,
+            self._trajectories,
+            statistics,
+            self._state,
+            self._recordings,
+        )
+        self._build_lock = threading.Lock()
+        self._spec: EnvironmentSpec | None = None
+        self._agent: Agent | None = None
+        self._inference: InferenceLoop | None = None
+        self._threads: list[threading.Thread] = []
         self._wake = threading.Event()
         self._stop_requested = False
-        # Of the service itself; the trainer keeps its own.
-        self._error: Exception | None = None
 
     def run(self) -> int:
         """Serves until training is over or `request_stop`; returns the exit status."""
-        self._reports.serve_metrics(self)
+        self._reports.serve_metrics(self._overview)
         self._transport.start()
         _log.info("serving on %s", self._transport.address)
         try:
@@ -154,16 +150,16 @@ class LearnerService:
             if self._state.restored is not None and self._cluster is None:
                 with self._build_lock:
                     self._build(self._state.restored.environment_spec)
-            while not (self._stop_requested or self._failure or self._trainer_ended()):
+            while not (self._stop_requested or self._overview.failure or self._trainer_ended()):
                 self._wake.wait(0.2)
-            self._ended = time.monotonic()
+            self._overview.ended = time.monotonic()
             self._wind_down()
         finally:
             if self._trajectories is not None:
                 self._trajectories.stop()
             self._transport.stop()
-        print(json.dumps(self.summary()), flush=True)
-        if (failure := self._failure) is None:
+        print(json.dumps(self._overview.summary()), flush=True)
+        if (failure := self._overview.failure) is None:
             return 0
         # Once more: what ended after it has written into the log too.
         _log.error("ended by %s: %s", type(failure).__name__, failure)
@@ -188,39 +184,26 @@ class LearnerService:
 
     def _still_missing(self, addresses: list[str]) -> bool:
         self._missing = addresses
-        return self._stop_requested or self._failure is not None
-
-    @property
-    def _failure(self) -> Exception | None:
-        worker = self._worker
-        failure = self._error or self._state.checkpoints.lost
-        return failure or (None if worker is None else worker.failure)
-
-    @property
-    def _worker(self) -> Trainer | Evaluator | None:
-        """What decides when the run is over."""
-        return self._evaluator if self._training is None else self._training.trainer
+        self._overview.missing_learners = len(addresses)
+        return self._stop_requested or self._overview.failure is not None
 
     def _fail(self, error: Exception) -> None:
-        self._error = error
+        self._overview.error = error
         self._wake.set()
 
     def _trainer_ended(self) -> bool:
-        return self._worker is not None and self._worker.ended.is_set()
-
-    def _is_finished(self) -> bool:
-        return self._worker is not None and self._worker.is_finished
+        return self._overview.worker is not None and self._overview.worker.ended.is_set()
 
     def _wind_down(self) -> None:
-        worker, inference = self._training or self._evaluator, self._inference
+        worker, inference = self._overview.training or self._overview.evaluator, self._inference
         if worker is None or inference is None:
             return
-        if not self._stop_requested and self._error is None and self._is_finished():
+        if not self._stop_requested and self._overview.error is None and self._overview.is_finished:
             self._transport.finish()
             if self._trajectories is not None:
                 self._trajectories.finish()
             deadline = time.monotonic() + _FAREWELL_SECONDS
-            while self._is_visited and time.monotonic() < deadline:
+            while self._overview.is_visited and time.monotonic() < deadline:
                 time.sleep(0.05)
         worker.stop()
         self._recordings.stop()
@@ -239,21 +222,15 @@ class LearnerService:
         inference.stop()
         for thread in self._threads:
             thread.join()
-        if self._training is not None:
-            self._training.close()
-        self._reports.close(self)
-
-    @property
-    def _is_visited(self) -> bool:
-        """Whether actors are connected that shall hear of the end."""
-        senders = 0 if self._trajectories is None else self._trajectories.live_actors
-        return self._transport.leases.live_groups + senders > 0
+        if self._overview.training is not None:
+            self._overview.training.close()
+        self._reports.close(self._overview)
 
     def _check_registration(self, request: inference_pb2.JoinRequest) -> Desk:
         """As `_check_join`, of an actor that holds the policy."""
         self._check_spec(request)
-        assert self._desk is not None, "there is one where actors hold the policy"
-        return self._desk
+        assert self._overview.desk is not None, "there is one where actors hold the policy"
+        return self._overview.desk
 
     def _check_join(self, request: inference_pb2.JoinRequest) -> None:
         evaluates = request.role == inference_pb2.ACTOR_ROLE_EVALUATION
@@ -324,30 +301,37 @@ class LearnerService:
         assembler = unrolls.UnrollAssembler(
             store, state, length, cfg.unrolls_per_slot, leases.roles
         )
-        self._cpu_time = CpuTime()
+        self._overview.cpu_time = CpuTime()
         self._state.begin(agent, spec, counts=self._evaluation is None)
         if self._trajectories is not None:
             layout = UnrollLayout(spec, length, agent.parameter_size, agent.initial_state(1))
             board = ParameterBoard(agent.parameters(), agent.version)
-            self._desk = Desk(layout, UnrollQueue(cfg.batch_size), board)
+            self._overview.desk = Desk(layout, UnrollQueue(cfg.batch_size), board)
         policy: Policy = agent
         if cfg.self_play is not None:
             policy = SelfPlay(agent, cfg.self_play, leases, cfg.seed + together.learner)
         inference = InferenceLoop(
-            cfg, store, self._transport, policy, state, assembler, self._statistics, self._cpu_time
+            cfg,
+            store,
+            self._transport,
+            policy,
+            state,
+            assembler,
+            self._overview.statistics,
+            self._overview.cpu_time,
         )
         self._threads = [
             threading.Thread(target=self._infer, args=(inference,), name="inference", daemon=True),
             threading.Thread(target=self._recordings.run, name="recordings", daemon=True),
             *self._make_worker(agent, assembler, spec, together),
         ]
-        self._agent, self._store, self._assembler = agent, store, assembler
+        self._agent, self._overview.store, self._overview.assembler = agent, store, assembler
         self._inference = inference
         self._transport.publish(store)
         for thread in self._threads:
             thread.start()
         self._spec = spec
-        self._started = time.monotonic()
+        self._overview.started = time.monotonic()
 
     def _infer(self, inference: InferenceLoop) -> None:
         try:
@@ -365,27 +349,29 @@ class LearnerService:
     ) -> list[threading.Thread]:
         """Makes what trains or evaluates; returns its threads."""
         if self._evaluation is not None:
-            self._evaluator = Evaluator(
+            self._overview.evaluator = Evaluator(
                 self._evaluation,
-                self._statistics,
+                self._overview.statistics,
                 lambda: self._transport.leases.evaluated_environments,
-                self._recordings_arrived,
+                lambda: self._overview.arrived_recordings,
             )
-            return [threading.Thread(target=self._evaluator.run, name="evaluator", daemon=True)]
-        self._training = training.make_training(
+            return [
+                threading.Thread(target=self._overview.evaluator.run, name="evaluator", daemon=True)
+            ]
+        self._overview.training = training.make_training(
             self._config,
             spec,
             agent,
             assembler,
-            self._statistics,
-            self._cpu_time,
+            self._overview.statistics,
+            self._overview.cpu_time,
             self._transport.wake,
             self._after_update,
             self._fail,
-            self._desk,
+            self._overview.desk,
             together,
         )
-        return self._training.threads()
+        return self._overview.training.threads()
 
     def _recording_folder(self) -> pathlib.Path:
         """Where a front end puts a recording."""
@@ -397,179 +383,17 @@ class LearnerService:
             )
         return self._recordings.folder
 
-    def _recordings_arrived(self) -> int:
-        """Also those that could not be kept: nothing is gained by waiting for them."""
-        store = self._store
-        if store is None:
-            return 0
-        columns = [COUNTERS.index(name) for name in ("recordings", "recording_failures")]
-        return int(store.counters[:, columns].sum())
-
     def _after_update(self, metrics: dict[str, float]) -> None:
-        if self._desk is not None and self._agent is not None:
-            self._desk.board.pin(self._agent.parameters(), self._agent.version)
-        self._reports.training(metrics, self)
+        if self._overview.desk is not None and self._agent is not None:
+            self._overview.desk.board.pin(self._agent.parameters(), self._agent.version)
+        self._reports.training(metrics, self._overview)
         if self._agent is not None and self._spec is not None:
             self._state.save_if_due(self._agent, self._spec)
 
     def _save(self) -> None:
-        if self._agent is not None and self._spec is not None and self._training is not None:
+        if (
+            self._agent is not None
+            and self._spec is not None
+            and self._overview.training is not None
+        ):
             self._state.save(self._agent, self._spec, wait=True)
-
-    def status(self) -> inference_pb2.GetStatusResponse:
-        """What GetStatus answers."""
-        s, leases = self._statistics, self._transport.leases
-        evaluated = figures(s.evaluation_episodes.copy())
-        failure = self._failure
-        return inference_pb2.GetStatusResponse(
-            frames=s.frames,
-            frames_per_second=s.frames_per_second,
-            updates=s.updates,
-            episodes=s.episodes + s.elsewhere_episodes,
-            mean_return=s.mean_return,
-            evaluation_return=evaluated.mean_return,
-            evaluation_standard_error=evaluated.standard_error,
-            evaluation_episodes=evaluated.episodes,
-            mean_episode_length=s.mean_length,
-            live_slots=leases.live_slots + self._sending_slots,
-            leased_slots=leases.leased_slots + self._sending_slots,
-            inference_batch_fill=s.batch_fill,
-            policy_lag=s.policy_lag,
-            bottleneck=s.bottleneck(),
-            finished=self._is_finished(),
-            cpu_seconds=self.cpu_seconds(),
-            checkpoint=str(self._state.checkpoints.newest or ""),
-            failure="" if failure is None else str(failure),
-        )
-
-    def cpu_seconds(self) -> inference_pb2.CpuSeconds:
-        """CPU seconds so far, by part."""
-        inference, trained, other = self._cpu_time.seconds()
-        client = None if self._training is None else self._training.client
-        empty = np.zeros(len(COUNTERS))
-        counters = empty if self._store is None else self._store.counters.sum(axis=0)
-        sent = self._trajectories
-        return inference_pb2.CpuSeconds(
-            environment=counters[5] + (0.0 if sent is None else sent.environment_cpu_seconds),
-            actor=counters[6] + (0.0 if sent is None else sent.actor_cpu_seconds),
-            front_ends=counters[7],
-            inference=inference,
-            training=trained,
-            learner_other=other,
-            replay=0.0 if client is None else client.server_cpu_seconds(),
-        )
-
-    def steps(self) -> StepAccount | None:
-        """Where the steps are that actors have delivered; None if nothing is trained."""
-        assembler, training = self._assembler, self._training
-        if assembler is None or training is None:
-            return None
-        trained = self._statistics.steps - self._state.steps_at_start
-        if self._desk is not None:  # what actors have not sent is not known here
-            queue = self._desk.queue
-            unfinished = queue.waiting_steps + training.taker.steps_in_hand
-            return StepAccount(queue.received_steps, trained, 0, unfinished)
-        dropped = int(assembler.dropped_steps.sum())
-        return StepAccount(
-            received=int(assembler.received_steps.sum()),
-            trained=trained,
-            dropped=dropped + (0 if training.sender is None else training.sender.dropped_steps),
-            unfinished=assembler.unfinished_steps() + training.taker.steps_in_hand,
-        )
-
-    def summary(self) -> dict[str, object]:
-        """This process's run in one JSON-able object; rates leave the time before it began out."""
-        status = self.status()
-        if self._evaluator is not None:
-            return {
-                **self._evaluator.summary(),
-                "greedy": self._config.evaluation.greedy,
-                "recordings": self._recordings.names(),
-                "checkpoint": status.checkpoint,
-                "failure": status.failure or None,
-            }
-        frames = status.frames - self._state.frames_at_start
-        seconds = (self._ended or time.monotonic()) - self._started
-        cpu = {
-            field.name: round(getattr(status.cpu_seconds, field.name) / frames * 1000, 4)
-            for field in status.cpu_seconds.DESCRIPTOR.fields
-            if frames > 0
-        }
-        return {
-            "frames": status.frames,
-            "frames_per_second": round(frames / max(seconds, 1e-3), 1),
-            "updates": status.updates,
-            "episodes": status.episodes,
-            "mean_return": _rounded(status.mean_return),
-            "evaluation_return": _rounded(status.evaluation_return),
-            "evaluation": summarize(self._statistics.evaluation_episodes.copy())
-            if self._statistics.evaluated
-            else None,
-            "cpu_seconds_per_1000_frames": {"total": round(sum(cpu.values()), 4), **cpu}
-            if cpu
-            else None,
-            "steps": None if (steps := self.steps()) is None else steps.to_json(),
-            "checkpoint": status.checkpoint or None,
-            "failure": status.failure or None,
-        }
-
-    @property
-    def store(self) -> StepStore | None:
-        """The step store, once there is one."""
-        return self._store
-
-    @property
-    def assembler(self) -> unrolls.UnrollAssembler | None:
-        """What cuts records into unrolls, once there is one."""
-        return self._assembler
-
-    @property
-    def missing_learners(self) -> int:
-        """Learners of the run that this one waits for."""
-        return len(self._missing)
-
-    @property
-    def live_actors(self) -> int:
-        """Actor services that are connected."""
-        senders = 0 if self._trajectories is None else self._trajectories.live_actors
-        return self._transport.leases.live_actors + senders
-
-    @property
-    def training_slots(self) -> int:
-        """Env slots that are leased for training."""
-        return self._transport.leases.training_slots + self._sending_slots
-
-    @property
-    def _sending_slots(self) -> int:
-        return 0 if self._trajectories is None else self._trajectories.live_slots
-
-    @property
-    def queued_unrolls(self) -> int:
-        """Unrolls of actors that hold the policy, not taken by training."""
-        return 0 if self._desk is None else len(self._desk.queue)
-
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """Bytes of records that actors have sent, and of parameters that were sent to them."""
-        rows = 0 if self._store is None else int(self._store.counters[:, 2].sum())
-        sent = self._trajectories
-        return (rows, 0) if sent is None else (rows + sent.received_bytes, sent.parameter_bytes)
-
-    @property
-    def checkpoints(self) -> checkpoint_writer.Writer:
-        """What saves them."""
-        return self._state.checkpoints
-
-    @property
-    def statistics(self) -> Statistics:
-        """The counters."""
-        return self._statistics
-
-    @property
-    def training(self) -> training.Training | None:
-        """What trains, once there is it."""
-        return self._training
-
-
-def _rounded(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)

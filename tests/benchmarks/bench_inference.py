@@ -1,9 +1,10 @@
 """What serving an action costs: `make bench-inference`.
 
-Light clients (two processes, two groups of k environments each) keep the learner's serving path
-busy: without a network, with an MLP and with the football network. CPU time is what the processes'
-own clocks say; the learner's share is its front end and all of its inference process except for
-the calls of the policy, which stand in a column of their own.
+Light clients (two processes, eight groups of k environments each; with the football network two,
+or a batch would take seconds) keep the learner's serving path busy: without a network, with an MLP
+and with the football network. CPU time is what the processes' own clocks say; the learner's share
+is its front end and all of its inference process except for the calls of the policy, which stand
+in a column of their own.
 
 The last line is one JSON object with the same figures and the estimate for a host of many cores.
 """
@@ -25,7 +26,8 @@ from services.shared.config import LearnerConfig
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 from tests.benchmarks import clock, inference_server, light_clients
 
-_CLIENTS, _GROUPS = 2, 2
+_CLIENTS = 2
+_GROUPS = {"none": 8, "mlp": 8, "football": 2}  # of a client
 _WARM_UP_ANSWERS = 100
 _HOST_CORES = 96
 
@@ -64,7 +66,7 @@ def measure(row: Row, seconds: float) -> dict[str, Any]:
     """Serves the row's clients for so long; returns its figures."""
     context = multiprocessing.get_context("spawn")
     spec = EnvironmentSpec((OBSERVATIONS[row.observation],), _ACTION)
-    groups = _CLIENTS * _GROUPS
+    groups = _CLIENTS * _GROUPS[row.network]
     config = LearnerConfig.model_validate(
         {
             "address": "localhost:0",
@@ -85,7 +87,10 @@ def measure(row: Row, seconds: float) -> dict[str, Any]:
     ):
         address = f"localhost:{counts.port.value}"
         clients = [
-            context.Process(target=light_clients.run, args=(address, spec, _GROUPS, row.k, *shared))
+            context.Process(
+                target=light_clients.run,
+                args=(address, spec, _GROUPS[row.network], row.k, *shared),
+            )
             for shared in zip(answers, served, latencies, strict=True)
         ]
         for client in clients:
