@@ -206,6 +206,21 @@ class Agent(abc.ABC):
         """
         self._assign(saved.variables(self.variables()))
 
+    def begin_with(self, saved: checkpoint.Checkpoint) -> None:
+        """Takes over a checkpoint's network; the optimizer and all that is counted begin anew.
+
+        Raises:
+          CheckpointError: It has another network.
+        """
+        expected = {f"network/{n}": v for n, v in named_variables(self._network).items()}
+        arrays = {n: a for n, a in saved.variables().items() if n.startswith("network/")}
+        checkpoint.check_variables(arrays, expected, str(saved.path))
+        for name, variable in expected.items():
+            variable.assign(arrays[name])
+        for past in self._past:
+            copy_variables(self._network, past)
+        self._publish()
+
     def synchronize(self, counters: dict[str, int]) -> dict[str, int]:
         """Takes over the chief's variables; waits until all learners call it.
 

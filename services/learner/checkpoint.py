@@ -71,16 +71,23 @@ class Checkpoint:
     experiment: str
     sha256: str
 
-    def check_environment(self, spec: EnvironmentSpec) -> None:
+    def check_environment(self, spec: EnvironmentSpec, *, same_agent: bool = False) -> None:
         """Compares the environment that asks to be trained on.
+
+        Args:
+          spec: What it looks like.
+          same_agent: It suffices that an agent sees and does the same in both.
 
         Raises:
           CheckpointError: It is another one.
         """
-        if spec != self.environment_spec:
+        ours, theirs = self.environment_spec, spec
+        if same_agent:
+            theirs = dataclasses.replace(ours, observation=spec.observation, action=spec.action)
+        if theirs != ours:
             raise CheckpointError(
-                f"{self.path}: was trained on environments that look like"
-                f" {self.environment_spec}, now they look like {spec}"
+                f"{self.path}: was trained on environments that look like {ours}, now they look"
+                f" like {spec}"
             )
 
     def variables(self, expected: Mapping[str, Any] | None = None) -> dict[str, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from services.learner import agent, r2d2
+from services.learner import agent, checkpoint, r2d2
 from services.learner.agreement import NO_TALLY, Tally
 from services.learner.exploration import Exploration
 from services.learner.networks import heads, registry
@@ -97,6 +97,11 @@ class R2d2Agent(agent.Agent):
             *map(tf.convert_to_tensor, arrays)
         ).numpy()
         return priorities
+
+    def begin_with(self, saved: checkpoint.Checkpoint) -> None:
+        """See `Agent.begin_with`; the target network begins with it too."""
+        super().begin_with(saved)
+        self._copy_to_target()
 
     def _modules(self) -> dict[str, tf.Module]:
         return {**super()._modules(), "target_network": self._target}

@@ -76,6 +76,11 @@ class RunState:
             self.restored.check_environment(spec)
             agent.restore(self.restored)
             counters = {name: self.restored.counters[name] for name in counters}
+        elif (path := self._experiment.learner.initial_checkpoint) is not None:
+            initial = checkpoint.read(path)
+            initial.check_environment(spec, same_agent=True)
+            agent.begin_with(initial)
+            _log.info("the network begins as that of %s", initial.path)
         counters = agent.synchronize(counters)
         if not counts:
             return

@@ -58,3 +58,11 @@ def test_ctrl_c_and_resume(tmp_path: pathlib.Path) -> None:
         last[k] for k in ("frames", "updates", "episodes", "checkpoint")
     ]
     assert runs.processes(tmp_path) == {}
+
+    # Another run begins with its network, and counts from 0.
+    beginning = f"--set=learner.initial_checkpoint={last['checkpoint']}"
+    other = runs.train(tmp_path, "cartpole", beginning, "--frames=200")
+    assert other["run"] != last["run"]
+    assert other["frames"] < 200 + BATCH_FRAMES
+    log = pathlib.Path(other["run"], "learner.log").read_text()
+    assert f"the network begins as that of {last['checkpoint']}" in log

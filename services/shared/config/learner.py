@@ -307,6 +307,11 @@ class LearnerConfig(Model):
         " started again.",
     )
     checkpoint_directory: str | None = None
+    initial_checkpoint: str | None = pydantic.Field(
+        default=None,
+        description="A checkpoint whose network a new run begins with: of any environment in which"
+        " an agent sees and does the same.",
+    )
     checkpoint_interval_seconds: Positive = 600.0
     checkpoints_to_keep: PositiveInt = 3
     log_directory: str | None = pydantic.Field(default=None, description="TensorBoard event files.")

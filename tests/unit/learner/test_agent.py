@@ -230,6 +230,25 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name(
     assert_equal(agent.variables(), before)
 
 
+def test_a_new_run_begins_with_a_checkpoints_network_alone(tmp_path: pathlib.Path) -> None:
+    trained = make()
+    trained.train(batch(np.random.default_rng(3), trained), 0)
+    new = make()
+    untouched = new.variables()
+    new.begin_with(save(tmp_path, trained.variables()))
+    expected = {
+        name: trained.variables()[name] if name.startswith("network/") else value
+        for name, value in untouched.items()
+    }
+    assert_equal(new.variables(), expected)
+    assert (trained.version, new.version) == (1, 0)
+    assert np.any(
+        new.variables()["network/hidden/0/kernel"] != untouched["network/hidden/0/kernel"]
+    )
+    with pytest.raises(CheckpointError, match="network/core/bias is missing"):
+        make("mlp_lstm").begin_with(save(tmp_path, trained.variables()))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_an_update_that_is_not_finite_changes_nothing(bad: float) -> None:
     agent = make("mlp_lstm", vtrace={"entropy": {"cost": 0.01, "target": 1.0}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -136,6 +137,12 @@ def test_another_environment_names_both(tmp_path: pathlib.Path) -> None:
     )
     with pytest.raises(checkpoint.CheckpointError, match=r"smm.*now they look like .*position"):
         saved.check_environment(other)
+    with pytest.raises(checkpoint.CheckpointError, match=r"smm.*now they look like .*position"):
+        saved.check_environment(other, same_agent=True)
+    crowded = dataclasses.replace(SPEC, agents=3)
+    with pytest.raises(checkpoint.CheckpointError, match=r"agents=2.*now .*agents=3"):
+        saved.check_environment(crowded)
+    saved.check_environment(crowded, same_agent=True)
 
 
 def test_another_format_version(tmp_path: pathlib.Path) -> None:

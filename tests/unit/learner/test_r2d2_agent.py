@@ -318,3 +318,10 @@ def test_other_actions_are_refused(action: ActionSpec) -> None:
     config = LearnerConfig(algorithm="r2d2", unroll_length=80)
     with pytest.raises(NetworkError, match="allowed: one discrete choice"):
         R2d2Agent(config, spec, never)
+
+
+def test_a_new_run_begins_with_a_checkpoints_network_as_its_target(tmp_path: pathlib.Path) -> None:
+    other, new = make(seed=1), make(seed=2)
+    new.begin_with(save(tmp_path, other.variables()))
+    assert_equal(part(new.variables(), "network/"), part(other.variables(), "network/"))
+    assert_equal(part(new.variables(), "target_network/"), part(other.variables(), "network/"))
