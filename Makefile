@@ -5,8 +5,8 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 EXPERIMENT ?= football
 ARGS ?=
-# The tests mostly wait. Whole files go to one of up to four processes, those of the images to one.
-PARALLEL := -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+# The tests mostly wait: two to four processes take a file of them each.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Of the container images: see scripts/build-images.
 export IMAGE_PREFIX TAG LEARNER_VARIANT BUILD_OPTIONS
 PROTOS := $(shell find protos -name '*.proto')

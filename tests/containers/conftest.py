@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import pathlib
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -41,15 +43,18 @@ def _images(_engine: None) -> None:
     environment = {**os.environ, "TAG": docker.TAG, "BUILD_OPTIONS": "--network=host"}
     for name in ("IMAGE_PREFIX", "LEARNER_VARIANT"):
         environment.pop(name, None)
-    result = subprocess.run(
-        [ROOT / "scripts" / "build-images"],
-        env=environment,
-        timeout=_BUILD_SECONDS,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    # Where tests run in several processes, the others find all layers built by the first.
+    with (pathlib.Path(tempfile.gettempdir()) / "seedpod-build-images.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = subprocess.run(
+            [ROOT / "scripts" / "build-images"],
+            env=environment,
+            timeout=_BUILD_SECONDS,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
     assert result.returncode == 0, result.stdout[-5000:]
 
 
