@@ -15,7 +15,10 @@ Make = Callable[[str], docker.System]
 
 # Kills every process of a container but its first and the caller.
 KILL_ALL = "import os, signal; os.kill(-1, signal.SIGKILL)"
-PROBLEM = re.compile(r"^.*(?:ERROR|WARNING|Traceback).*$", re.MULTILINE)
+# TensorFlow's heading of what it logs early, be it only that it uses oneDNN, is none.
+PROBLEM = re.compile(
+    r"^(?!WARNING: All log messages before absl).*(?:ERROR|WARNING|Traceback).*$", re.MULTILINE
+)
 
 
 def problems(container: docker.Container) -> list[str]:
