@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from services.learner.agreement import NO_TALLY
 from services.learner.replay_source import ReplaySource, to_records
 from services.learner.sequences import SequenceSender, layout
 from services.learner.trainer import Update
@@ -365,14 +366,14 @@ def test_priorities_go_back(make: Make, tmp_path: pathlib.Path) -> None:
         total = server.status().total_priority
         for _ in range(6):  # until both were drawn
             assert source.next(lambda: False) is not None
-            source.done(Update({"skipped": 0.0}, np.array([7.0, 7.0], np.float32)))
+            source.done(Update({"skipped": 0.0}, NO_TALLY, np.array([7.0, 7.0], np.float32)))
         deadline = time.monotonic() + TIMEOUT
         while server.status().total_priority != pytest.approx(2 * 7**0.9):
             assert time.monotonic() < deadline, (total, server.status().total_priority)
             time.sleep(0.02)
         # What is not finite is not sampled again; the batch has one of the two, or both.
         assert source.next(lambda: False) is not None
-        source.done(Update({"skipped": 1.0}, np.array([np.nan, np.nan], np.float32)))
+        source.done(Update({"skipped": 1.0}, NO_TALLY, np.array([np.nan, np.nan], np.float32)))
         left = pytest.approx(7**0.9), pytest.approx(0.0)
         while server.status().total_priority not in left:
             assert time.monotonic() < deadline, server.status().total_priority
