@@ -40,7 +40,7 @@ OBSERVATIONS = {
 NETWORKS: dict[str, dict[str, Any]] = {
     "none": {},
     "mlp": {"name": "mlp", "arguments": {"sizes": [256, 256]}},
-    "football": {"name": "football_residual"},
+    "football": {"name": "football"},
 }
 # SEED RL's C++ TensorFlow operation, trivial function, loopback, two clients: server microseconds
 # per query by environments of a call.
