@@ -13,7 +13,7 @@ PROTOS := $(shell find protos -name '*.proto')
 STUBS := services/shared/generated/.stamp
 
 .PHONY: help setup protos tools schema manifests lint type test test-images images train
-.PHONY: chaos soak audit selftest bench-actor bench-atari bench-football bench-impala
+.PHONY: chaos soak audit selftest bench-actor bench-atari bench-football bench-groups bench-impala
 .PHONY: bench-inference bench-plan bench-replay bench-scale bench-system clean
 
 help: ## List the targets.
@@ -80,6 +80,9 @@ bench-atari: setup ## Measure Atari steps per CPU-second against the bare emulat
 
 bench-football: setup ## Measure football steps per CPU-second against the stock wrapper.
 	@exec $(PYTHON) -m tests.benchmarks.bench_football $(ARGS)
+
+bench-groups: setup ## Measure when a worker's two groups are faster than one.
+	@exec $(PYTHON) -m tests.benchmarks.bench_groups $(ARGS)
 
 bench-inference: setup ## Measure what serving an action costs the learner.
 	@OPENBLAS_NUM_THREADS=1 exec $(PYTHON) -m tests.benchmarks.bench_inference $(ARGS)

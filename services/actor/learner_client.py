@@ -247,8 +247,11 @@ class LearnerClient:
                 (rpc.GROUP_METADATA, str(group)),
             )
             stream = self._streams[group] = self._stub.Act(metadata=metadata)
-        with contextlib.suppress(asyncio.InvalidStateError):  # it ended; read says why
-            await stream.write(request)
+        if is_new:
+            await _write_first(stream, request)
+        else:
+            with contextlib.suppress(asyncio.InvalidStateError):  # it ended; read says why
+                await stream.write(request)
         response = await stream.read()
         if response is grpc.aio.EOF:
             raise grpc.aio.AioRpcError(
@@ -316,6 +319,22 @@ class LearnerClient:
         self._membership.token = ""
         for stream in self._streams.values():
             stream.cancel()
+
+
+async def _write_first(stream: Any, request: inference_pb2.ActRequest) -> None:
+    """Writes to a stream that was just opened; if it ends meanwhile, read says why.
+
+    gRPC's `write` waits until the stream is open, for ever if the stream is cancelled before.
+    """
+    writing = asyncio.ensure_future(stream.write(request))
+    stream.add_done_callback(lambda _: writing.cancel())
+    try:
+        await asyncio.wait({writing})
+    finally:
+        writing.cancel()
+    if not writing.cancelled():
+        with contextlib.suppress(asyncio.InvalidStateError):
+            writing.result()
 
 
 def _describe(error: grpc.aio.AioRpcError) -> str:

@@ -221,18 +221,20 @@ class Agent(abc.ABC):
             copy_variables(self._network, past)
         self._publish()
 
-    def synchronize(self, counters: dict[str, int]) -> dict[str, int]:
+    def synchronize(self, counters: dict[str, int], settings: dict[str, str]) -> dict[str, int]:
         """Takes over the chief's variables; waits until all learners call it.
 
         Args:
           counters: Integers by name, which are taken over too.
+          settings: What must be the chief's, by name.
 
         Returns:
           The chief's counters.
 
         Raises:
-          PeerLost: Another learner has gone.
+          PeerLost: Another learner has gone, or the settings differ.
         """
+        self._replicas.check_alike(settings)
         ours = {f"counters/{name}": np.array(n, np.int64) for name, n in counters.items()}
         values = self._replicas.broadcast({**self.variables(), **ours})
         theirs = {name: int(values.pop(f"counters/{name}")) for name in counters}

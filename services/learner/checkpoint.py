@@ -153,22 +153,33 @@ def latest(directory: str | os.PathLike[str]) -> pathlib.Path | None:
     return complete[-1] if complete else None
 
 
+def name_of(counters: Mapping[str, int]) -> str:
+    """The name of a checkpoint's folder."""
+    return f"checkpoint-{counters['updates']:012d}"
+
+
 def read(path: str | os.PathLike[str]) -> Checkpoint:
     """Reads a checkpoint's description.
 
     Raises:
-      CheckpointError: It is damaged, or of another format version; if it is damaged, the message
-        names the newest good one before it.
+      CheckpointError: It is damaged, or of another format version, or a folder above; if it is
+        damaged, the message names the newest good one before it.
     """
     path = pathlib.Path(path)
     try:
         return _read(path)
     except _Damaged as error:
+        if (inside := latest(path) or latest(path / "checkpoints")) is not None:
+            raise CheckpointError(
+                f"{path}: is no checkpoint; the newest one in it is {inside}"
+            ) from None
         raise _with_offer(error, path) from error
 
 
 def _with_offer(error: _Damaged, path: pathlib.Path) -> CheckpointError:
     """The error with what can be done about it; nothing is taken silently in its place."""
+    if not _NAME.fullmatch(path.name):  # renamed: which ones are before it is not known
+        return error
     for older in reversed(_complete(path.parent)):
         if older.name >= path.name:
             continue
@@ -195,9 +206,11 @@ def _read(path: pathlib.Path) -> Checkpoint:
             f"{meta_path}: has format version {version}, this learner reads {FORMAT_VERSION}"
         )
     try:
+        counters = {name: int(value) for name, value in meta["counters"].items()}
+        name_of(counters)
         return Checkpoint(
             path=path,
-            counters={name: int(value) for name, value in meta["counters"].items()},
+            counters=counters,
             environment_spec=_spec_from_json(meta["environment_spec"]),
             experiment=meta["experiment"],
             sha256=meta["sha256"],
@@ -245,7 +258,7 @@ def save(
       checkpoint_writer.ClaimLost: Another learner has the directory now; nothing was written.
     """
     root = pathlib.Path(directory)
-    name = f"checkpoint-{counters['updates']:012d}"
+    name = name_of(counters)
     if (root / name).exists():
         return root / name
     temporary = root / f"{TEMPORARY_PREFIX}{'unclaimed' if claim is None else claim.token}"

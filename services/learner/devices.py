@@ -103,7 +103,14 @@ def _find(settings: DevicesConfig, learners: int) -> Devices:
                 " MultiWorkerMirroredStrategy adds up gradients of CPUs and GPUs alone"
             )
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-        return split_topology(settings, tf.tpu.experimental.initialize_tpu_system(resolver))
+        try:
+            topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        except tf.errors.OpError as error:
+            raise DeviceError(
+                f"learner.devices asks for {settings.count or 'all'} TPU cores, found: 0"
+                f" ({_tpu_chips()} chips in /dev): {str(error.message).splitlines()[0]}"
+            ) from None
+        return split_topology(settings, topology)
     count = len(gpus) if kind == "gpu" else settings.count or 1
     if kind == "cpu" and count > 1 and learners > 1:
         raise DeviceError(

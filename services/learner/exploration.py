@@ -17,7 +17,7 @@ Exploration = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
 def by_slot(
     config: R2d2Config,
     roles: npt.NDArray[np.uint8],
-    count_slots: Callable[[], int],
+    places: npt.NDArray[np.float64],
     greedy_evaluation: bool = False,
 ) -> Exploration:
     """From much to little exploration over the training slots; little in evaluation.
@@ -28,16 +28,15 @@ def by_slot(
     Args:
       config: The epsilons.
       roles: uint8 [slots], `Role`s: slots that are not trained on have the evaluation epsilon.
-      count_slots: The number of training slots that are in use, from the first to the last; asked
-        anew each time, so that the slots cover the whole range when actors come and go.
+      places: float64 [slots], i / (N - 1) of each training slot; whoever owns it keeps it true,
+        so that slots cover the whole range when actors come and go.
       greedy_evaluation: Evaluation never acts at random.
     """
     logarithm = np.log(config.epsilon) if config.epsilon > 0 else -np.inf
     elsewhere = 0.0 if greedy_evaluation else config.evaluation_epsilon
 
     def epsilons(slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        share = np.clip(slots / max(1, count_slots() - 1), 0.0, 1.0)
-        values = np.exp(logarithm * (1.0 + config.epsilon_exponent * share))
+        values = np.exp(logarithm * (1.0 + config.epsilon_exponent * places[slots]))
         return np.where(roles[slots] == Role.TRAINING, values, elsewhere).astype(np.float32)
 
     return epsilons

@@ -62,12 +62,14 @@ class Lease:
 class LeaseTable:
     """All leases of a learner.
 
-    Training takes the lowest free slots and evaluation the highest: the slots of training lie
-    together, whoever else comes and goes.
+    Training takes the lowest free slots, as only slots that have been used take memory, and
+    evaluation the highest.
 
     Attributes:
       roles: uint8 [slots], of each slot's present or last lease.
       environments: int64 [slots], the first slot of each slot's environment.
+      places: float64 [slots], of those that are leased for training: from 0, the first of them,
+        evenly to 1, the last.
       groups: The leased groups by number.
       live_groups: Number of groups with an open stream.
       live_training_groups: Those of them that are trained on.
@@ -105,7 +107,7 @@ class LeaseTable:
         self.live_training_groups = 0
         self.live_slots = 0
         self._live_groups_of: collections.Counter[str] = collections.Counter()
-        self._slots_end = 0
+        self.places: npt.NDArray[np.float64] = np.zeros(max_slots)
 
     @property
     def leased_slots(self) -> int:
@@ -129,11 +131,6 @@ class LeaseTable:
     def live_actors(self) -> int:
         """Number of actor services that train and have a stream open; any thread may ask."""
         return len(self._live_groups_of)
-
-    @property
-    def slots_end(self) -> int:
-        """1 more than the highest slot that is leased for training; 0 without any."""
-        return self._slots_end
 
     def join(
         self,
@@ -183,8 +180,6 @@ class LeaseTable:
         roles_of_agents[agents - self._opponent_agents :] = Role.OPPONENT
         self.roles[slots] = np.tile(roles_of_agents, wanted // agents)
         self.environments[slots] = np.repeat(slots[::agents], agents)
-        if role is Role.TRAINING:
-            self._slots_end = max(self._slots_end, slots[-1] + 1)
         token = secrets.token_hex(16)
         shares = np.array(slots, np.int64).reshape(groups, slots_per_group)
         lease = Lease(
@@ -199,6 +194,7 @@ class LeaseTable:
         )
         self._leases[token] = lease
         self.groups.update({group.number: group for group in lease.groups})
+        self._place()
         return lease
 
     def _rejoin(self, token: str, groups: int, slots_per_group: int, role: Role) -> Lease:
@@ -291,12 +287,13 @@ class LeaseTable:
                 self._free_groups.add(group.number)
                 self._free_slots.update(group.slots.tolist())
         if leases:
-            ends = (
-                int(group.slots[-1]) + 1
-                for group in self.groups.values()
-                if group.role is Role.TRAINING
-            )
-            self._slots_end = max(ends, default=0)
+            self._place()
+
+    def _place(self) -> None:
+        leased = self.roles == Role.TRAINING
+        leased[list(self._free_slots)] = False
+        count = int(np.count_nonzero(leased))
+        self.places[leased] = np.arange(count) / max(1, count - 1)
 
     def _set_front_end(self, group: Group, front_end: int | None) -> None:
         change = (front_end is not None) - (group.front_end is not None)

@@ -174,10 +174,12 @@ class Overview:
             }
         frames = status.frames - self._state.frames_at_start
         seconds = (self.ended or time.monotonic()) - self.started
+        # CPU time is that of this learner and its actors, frames are those of all learners.
+        own_frames = frames * self.statistics.own_share(self._state.steps_at_start)
         cpu = {
-            field.name: round(getattr(status.cpu_seconds, field.name) / frames * 1000, 4)
+            field.name: round(getattr(status.cpu_seconds, field.name) / own_frames * 1000, 4)
             for field in status.cpu_seconds.DESCRIPTOR.fields
-            if frames > 0
+            if own_frames > 0
         }
         return {
             "frames": status.frames,

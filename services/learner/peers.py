@@ -74,11 +74,18 @@ def from_environment() -> Cluster | None:
         return None
     try:
         document = json.loads(text)
-        addresses, task = document["cluster"]["worker"], document["task"]
-        index = int(task["index"])
+        cluster, task = document["cluster"], document["task"]
+        addresses, index = list(cluster["worker"]), int(task["index"])
+        if set(cluster) != {"worker"}:  # TensorFlow would wait for the others, too
+            raise ValueError(f"jobs are {sorted(cluster)}")
+        for address in addresses:
+            if not 0 < int(address.rpartition(":")[2]) < 65536:
+                raise ValueError(f"port of {address}")
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("an address stands there twice")
         if task["type"] != "worker" or not 0 <= index < len(addresses):
             raise ValueError(f"task is {task}")
-    except (ValueError, KeyError, TypeError) as error:
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"TF_CONFIG is {text!r} ({error!r}), must look like"
             ' {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'

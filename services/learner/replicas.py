@@ -9,7 +9,9 @@ a larger batch. The sum is one vector: a collective costs the same for a number 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,8 +34,9 @@ _LOST = (
 )
 # A learner that is silent for so long has gone; one on a busy machine may be late.
 _HEARTBEAT_SECONDS = 20.0
-# `peers.wait` has seen them all before TensorFlow begins to connect them.
-_REGISTER_SECONDS = 120.0
+# `peers.wait` has seen them all before TensorFlow begins to connect them. Meanwhile no other Python
+# of this process runs, signal handlers included.
+_REGISTER_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
@@ -172,6 +175,29 @@ class Replicas:
             at += array.nbytes
         return values
 
+    def check_alike(self, own: dict[str, str]) -> None:
+        """Refuses what would make another update than the chief's; waits until all are here.
+
+        Args:
+          own: What all learners must have in common, by name.
+
+        Raises:
+          PeerLost: This learner differs from the chief, or another one has gone.
+        """
+        if self.learners == 1:
+            return
+        text = np.frombuffer(json.dumps(own).encode(), np.uint8)
+        size = int(self.broadcast({"size": np.array(len(text), np.int64)})["size"])
+        padded = text if self.learner == 0 else np.zeros(size, np.uint8)
+        chief: dict[str, str] = json.loads(self.broadcast({"text": padded})["text"].tobytes())
+        faults = [
+            f"{name} is {own.get(name)} here, {chief.get(name)} there"
+            for name in sorted({*own, *chief})
+            if own.get(name) != chief.get(name)
+        ]
+        if faults:
+            raise PeerLost("this learner is unlike the first one: " + "; ".join(faults))
+
     def _sum(self, vector: tf.Tensor) -> tf.Tensor:
         """Over learners, outside of graphs."""
 
@@ -186,39 +212,47 @@ class Replicas:
         total = tf.function(lambda: strategy.run(add), autograph=False)()
         return strategy.experimental_local_results(total)[0]
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
+    def watch(self) -> contextlib.AbstractContextManager[None]:
         """Turns what a collective says of a learner that has gone into `PeerLost`."""
-        try:
-            yield
-        except _LOST as error:
-            if self.learners == 1:
-                raise
-            lines = str(error.message).splitlines()
-            reason = next((line for line in lines if "aborted by" in line), lines[-1])
-            raise PeerLost(f"another learner has gone, or cannot be reached: {reason}") from error
+        return contextlib.nullcontext() if self.learners == 1 else _peers_watched()
 
 
 ALONE = Replicas()
 
 
+@contextlib.contextmanager
+def _peers_watched() -> Iterator[None]:
+    try:
+        yield
+    except _LOST as error:
+        lines = str(error.message).splitlines()
+        reason = next((line for line in lines if "aborted by" in line), lines[-1])
+        raise PeerLost(f"another learner has gone, or cannot be reached: {reason}") from error
+
+
 def form(cluster: Cluster | None, devices: Devices = Devices()) -> Replicas:  # noqa: B008
     """Makes the replicas of this learner, together with the other learners.
 
-    Call it before anything else uses TensorFlow, and after `peers.wait`.
+    Call it in the main thread, before anything else uses TensorFlow, and after `peers.wait`.
 
     Args:
       cluster: All learners; None: there is only this one.
       devices: What this learner computes on.
+
+    Raises:
+      PeerLost: Another learner has gone meanwhile.
     """
     strategy = None
     if cluster is not None:
-        _limit_waits(cluster)
-        strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            communication_options=tf.distribute.experimental.CommunicationOptions(
-                implementation=communication(devices)
+        with _peers_watched():
+            _limit_waits(cluster)
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                communication_options=tf.distribute.experimental.CommunicationOptions(
+                    implementation=communication(devices)
+                )
             )
-        )
+        # TensorFlow has taken SIGTERM for itself and does nothing with it.
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         _log.info("one of %d learners, number %d", len(cluster.addresses), cluster.index)
         return Replicas(strategy, cluster.index, len(cluster.addresses), devices)
     if devices.assignment is not None:
@@ -239,16 +273,19 @@ def communication(devices: Devices) -> tf.distribute.experimental.CommunicationI
 
 def _limit_waits(cluster: Cluster) -> None:
     """Makes TensorFlow notice within seconds that a learner has gone; its default is an hour."""
+    context = eager_context.context()
     protobuf = eager_context.coordination_config_pb2
     job = protobuf.CoordinatedJob(name="worker", num_tasks=len(cluster.addresses))
     # The strategy would do the same without the limits; there is no public way to set them.
-    eager_context.context().configure_coordination_service(
+    context.configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",
         cluster_register_timeout_in_ms=int(1000 * _REGISTER_SECONDS),
         heartbeat_timeout_in_ms=int(1000 * _HEARTBEAT_SECONDS),
         coordinated_jobs=[job],
     )
+    # Else the first learner waits for ever for one that has gone since `peers.wait` saw it.
+    context._coordination_service_config.cluster_register_with_barrier = True
 
 
 def _local_results(strategy: tf.distribute.Strategy, results: Any, count: int) -> list[Any]:

@@ -6,6 +6,7 @@ has, through the network, so that they need no folder in common.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 
@@ -17,6 +18,11 @@ from services.learner.statistics import Statistics
 from services.shared import config
 from services.shared.specs import EnvironmentSpec
 
+# Of learners that differ in one of these each would make an update of its own.
+_COMMON_SETTINGS = (
+    *("network", "algorithm", "vtrace", "r2d2", "self_play", "optimizer", "seed"),
+    *("total_frames", "unroll_length", "batch_size", "sample_reuse"),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +54,7 @@ class RunState:
         settings = experiment.learner
         self._experiment = experiment
         self._statistics = statistics
+        self._is_chief = is_chief
         self._interval_seconds = settings.checkpoint_interval_seconds
         self._next_checkpoint = time.monotonic() + self._interval_seconds
         self.checkpoints = checkpoint_writer.Writer(
@@ -69,19 +76,19 @@ class RunState:
 
         Raises:
           CheckpointError: The checkpoint does not fit.
-          PeerLost: Another learner has gone.
+          PeerLost: Another learner has gone, or has other settings or environments.
         """
         counters = {"steps": 0, "frames": 0, "episodes": 0}
         if self.restored is not None:
             self.restored.check_environment(spec)
             agent.restore(self.restored)
             counters = {name: self.restored.counters[name] for name in counters}
-        elif (path := self._experiment.learner.initial_checkpoint) is not None:
+        elif self._is_chief and (path := self._experiment.learner.initial_checkpoint) is not None:
             initial = checkpoint.read(path)
             initial.check_environment(spec, same_agent=True)
             agent.begin_with(initial)
             _log.info("the network begins as that of %s", initial.path)
-        counters = agent.synchronize(counters)
+        counters = agent.synchronize(counters, self._common(spec))
         if not counts:
             return
         statistics = self._statistics
@@ -92,6 +99,15 @@ class RunState:
         if agent.version:
             source = "the first learner" if self.restored is None else self.restored.path
             _log.info("resumed from %s at %d frames", source, counters["frames"])
+
+    def _common(self, spec: EnvironmentSpec) -> dict[str, str]:
+        """What all learners must have alike, as text by name."""
+        settings = self._experiment.learner.model_dump(mode="json")
+        values = {
+            f"learner.{name}": json.dumps(settings[name], sort_keys=True)
+            for name in _COMMON_SETTINGS
+        }
+        return {**values, "environment": str(spec)}
 
     def save_if_due(self, agent: Agent, spec: EnvironmentSpec) -> None:
         """Saves a checkpoint in the background, once in a while."""

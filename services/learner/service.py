@@ -254,7 +254,8 @@ class LearnerService:
         if self._replicas is None:
             raise StatusError(
                 grpc.StatusCode.UNAVAILABLE,
-                f"this learner waits for the others of its run: {', '.join(self._missing)}",
+                "this learner waits for the others of its run: "
+                + (", ".join(self._missing) or "they have come and are being connected"),
             )
         with self._build_lock:
             if self._spec is None:
@@ -284,7 +285,7 @@ class LearnerService:
         leases = self._transport.leases
         together = self._replicas
         assert together is not None, "Join waits for it"
-        agent = training.make_agent(cfg, spec, leases.roles, lambda: leases.slots_end, together)
+        agent = training.make_agent(cfg, spec, leases.roles, leases.places, together)
         length = training.run_length(cfg)
         store = StepStore.create(
             StoreLayout(

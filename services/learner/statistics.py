@@ -295,6 +295,11 @@ class Statistics:
         """Environment frames of so many steps of agents that are trained on."""
         return steps * spec.frames_per_step // (spec.agents - self._opponent_agents)
 
+    def own_share(self, steps_at_start: int) -> float:
+        """Share of the steps since this process began that were taken into training here."""
+        own = self.steps - steps_at_start
+        return own / max(1, own + self.elsewhere_steps)
+
     def _count_frames(self, spec: EnvironmentSpec) -> None:
         frames = self.frames_of(self.steps + self.elsewhere_steps, spec)
         self._frame_rate.add(frames - self.frames)

@@ -257,6 +257,8 @@ class Trainer:
         statistics.policy_lag = float(self._agent.version - np.mean(versions))
         for _ in range(self._config.sample_reuse):
             self._source.done(self._train(batch))
+            if self._agreement.stopped:  # who has asked to stop makes no further update
+                break
 
     def _train(self, batch: TrainingBatch) -> Update:
         statistics, agreement = self._statistics, self._agreement

@@ -49,7 +49,7 @@ def make_agent(
     settings: config.LearnerConfig,
     spec: EnvironmentSpec,
     roles: npt.NDArray[np.uint8],
-    count_slots: Callable[[], int],
+    places: npt.NDArray[np.float64],
     replicas: Replicas = ALONE,
 ) -> Agent:
     """Makes the agent of the algorithm.
@@ -58,7 +58,7 @@ def make_agent(
       settings: The learner's.
       spec: What the environments look like.
       roles: uint8 [slots], `Role`s.
-      count_slots: See `exploration.by_slot`.
+      places: float64 [slots], see `LeaseTable`.
       replicas: What makes an update together.
 
     Raises:
@@ -66,7 +66,7 @@ def make_agent(
     """
     if settings.algorithm == "vtrace":
         return VtraceAgent(settings, spec, roles, replicas)
-    explore = exploration.by_slot(settings.r2d2, roles, count_slots, settings.evaluation.greedy)
+    explore = exploration.by_slot(settings.r2d2, roles, places, settings.evaluation.greedy)
     return R2d2Agent(settings, spec, explore, replicas)
 
 

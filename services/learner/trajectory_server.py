@@ -24,6 +24,7 @@ from google.protobuf.message import DecodeError, Message
 from services.learner import trajectories
 from services.learner.statistics import Statistics
 from services.learner.unroll_queue import Desk
+from services.learner.unrolls import RecordBatch
 from services.shared import rpc, wire
 from services.shared.config import LearnerConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
@@ -193,6 +194,10 @@ class TrajectoryServer:
                 f"the actor speaks {request.api_version[:_MAX_VERSION_CHARACTERS]!r}, this learner"
                 f" {trajectories.API_VERSION!r}"
             )
+        if request.slots < 1:
+            raise StatusError(
+                grpc.StatusCode.INVALID_ARGUMENT, f"slots is {request.slots}, allowed: 1 or more"
+            )
         join = inference_pb2.JoinRequest(
             api_version=wire.API_VERSION,
             actor_name=request.actor_name,
@@ -252,16 +257,23 @@ class TrajectoryServer:
                 if not queue.has_room:
                     await _wait(self._room, _ROOM_SECONDS)
             self._statistics.observe_busy("backlog", time.monotonic() - began)
-            # From here on without a pause: another stream of the actor must not see half of it.
-            actor.sequence = message.sequence
-            queue.put(batch)
-            self.environment_cpu_seconds += message.environment_cpu_seconds
-            self.actor_cpu_seconds += message.actor_cpu_seconds
-            for episode in message.episodes:
-                self._statistics.add_episode(episode.episode_return, episode.length)
+            # Another stream of the actor may have taken it meanwhile: that this one was cancelled
+            # gets lost if there is room in the same moment (asyncio.wait_for of Python 3.11).
+            if message.sequence == actor.sequence + 1:
+                self._keep(actor, message, batch)
         return trajectory_pb2.PutUnrollsResponse(
             sequence=actor.sequence, version=board.newest[0], finished=self._finished
         )
+
+    def _keep(self, actor: _Actor, message: Any, batch: RecordBatch) -> None:
+        """Without a pause: another stream of the actor must not see half of it."""
+        assert self._desk is not None, "an actor has registered"
+        actor.sequence = message.sequence
+        self._desk.queue.put(batch)
+        self.environment_cpu_seconds += message.environment_cpu_seconds
+        self.actor_cpu_seconds += message.actor_cpu_seconds
+        for episode in message.episodes:
+            self._statistics.add_episode(episode.episode_return, episode.length)
 
     def _signal_room(self) -> None:
         if self._loop is not None and not self._loop.is_closed():

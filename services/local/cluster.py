@@ -30,7 +30,7 @@ from urllib3.exceptions import HTTPError
 
 from services.local.process import LaunchError
 
-COMPONENTS = ("learner", "actor", "replay")
+COMPONENTS = ("learner", "actor", "evaluator", "replay")
 _LABEL = "app.kubernetes.io"
 _TIMEOUT_SECONDS = 10.0
 _COPY_TIMEOUT_SECONDS = 600.0
@@ -49,7 +49,7 @@ class Pod:
 
     Attributes:
       name: Of the pod.
-      component: `learner`, `actor` or `replay`.
+      component: `learner`, `actor`, `evaluator` or `replay`.
       state: Its phase, or why its container waits: `Running`, `Pending`, `CrashLoopBackOff`.
       ready: Whether it is.
       restarts: Of its containers.

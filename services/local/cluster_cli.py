@@ -47,7 +47,7 @@ def add_parsers(add: Callable[..., argparse.ArgumentParser]) -> None:
     scale.add_argument("actors", type=int)
     logs = add("logs", help="show the logs of a run's services")
     logs.set_defaults(run=_logs)
-    logs.add_argument("component", nargs="?", choices=("learner", "actor", "replay"))
+    logs.add_argument("component", nargs="?", choices=("learner", "actor", "evaluator", "replay"))
     logs.add_argument("--tail", type=int, default=20, help="lines of each (%(default)s)")
     logs.add_argument("--follow", action="store_true", help="go on with what comes")
     for name, port, what in (("metrics", 0, "metrics"), ("tensorboard", 6006, "TensorBoard")):

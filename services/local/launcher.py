@@ -322,7 +322,8 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="seedpod-eval-") as temporary:
         run = pathlib.Path(temporary)
         (run / "checkpoints").mkdir()
-        (run / "checkpoints" / saved.path.name).symlink_to(saved.path)
+        name = checkpoint.name_of(saved.counters)  # whatever the folder is called now
+        (run / "checkpoints" / name).symlink_to(saved.path)
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
         experiment = config.load(str(document), [*overrides, *settings])
@@ -340,17 +341,25 @@ def evaluator_settings(local: config.LocalConfig) -> tuple[str, ...]:
 
 
 def _check_slots(experiment: config.Experiment) -> None:
-    """Says at once what the learner would say to the last of the workers."""
-    actor = experiment.actor
+    """Says at once what the learner would say to the last of the workers, or would wait for."""
+    actor, learners = experiment.actor, experiment.local.learners
     workers = experiment.local.actors * (actor.workers or usable_cores())
+    if workers < learners:
+        raise LaunchError(
+            f"{experiment.local.actors} actors have {workers} workers, allowed with local.learners"
+            f" {learners}: as many or more, because each worker joins one learner, and all learners"
+            " make each update together"
+        )
     wanted = workers * actor.groups * actor.environments_per_group
     wanted += experiment.local.evaluation_environments
-    if wanted > experiment.learner.max_slots:
+    wanted *= actor.agents
+    if wanted > learners * experiment.learner.max_slots:
         raise LaunchError(
             f"{workers} workers with {actor.groups} groups of {actor.environments_per_group}"
-            f" environments, and {experiment.local.evaluation_environments} for evaluation, need"
-            f" {wanted} env slots, learner.max_slots is"
-            f" {experiment.learner.max_slots}"
+            f" environments, and {experiment.local.evaluation_environments} for evaluation"
+            + (f", of {actor.agents} agents each," if actor.agents > 1 else ",")
+            + f" need {wanted} env slots, learner.max_slots is {experiment.learner.max_slots}"
+            + (f" of each of {learners} learners" if learners > 1 else "")
         )
 
 

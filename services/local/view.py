@@ -105,7 +105,7 @@ def describe(status: inference_pb2.GetStatusResponse, total_frames: int) -> dict
         **_evaluation(status),
         "episodes": f"{status.episodes:,}",
         "updates": f"{status.updates:,}",
-        "environments": f"{status.live_slots} live",
+        "live slots": f"{status.live_slots:,}",
         "batch fill": f"{status.inference_batch_fill:.0%}",
         "policy lag": f"{status.policy_lag:.1f} updates",
         "bottleneck": status.bottleneck,
@@ -119,7 +119,7 @@ class EvaluationView(View):
         return {
             "episodes": f"{status.evaluation_episodes:,}",
             "return": _mean_and_error(status),
-            "environments": f"{status.live_slots} live",
+            "live slots": f"{status.live_slots:,}",
         }
 
 

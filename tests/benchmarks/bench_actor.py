@@ -31,7 +31,7 @@ from services.learner.step_store import COUNTERS
 from services.shared.config import LearnerConfig
 from tests.benchmarks import clock, inference_server
 
-_SYNTHETIC = "tests.benchmarks.synthetic:Synthetic"
+SYNTHETIC = "tests.benchmarks.synthetic:Synthetic"
 ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "football, empty goal, 115 floats": (
         "football",
@@ -41,10 +41,10 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
         "football",
         {"scenario": "11_vs_11_easy_stochastic", "representation": "smm"},
     ),
-    "2 ms of CPU, 115 floats": (_SYNTHETIC, {"cpu_milliseconds": 2}),
+    "2 ms of CPU, 115 floats": (SYNTHETIC, {"cpu_milliseconds": 2}),
     "Atari pong": ("atari", {"game": "pong"}),
     "CartPole": ("CartPole-v1", {}),
-    "nothing, 115 floats": (_SYNTHETIC, {}),
+    "nothing, 115 floats": (SYNTHETIC, {}),
 }
 _WARM_UP_REQUESTS = 20
 
@@ -82,14 +82,14 @@ class Loop:
 
 
 @contextlib.contextmanager
-def _actor(
-    port: int, name: str, arguments: dict[str, Any], k: int, groups: int
+def running_actor(
+    learner_address: str, name: str, arguments: dict[str, Any], k: int, groups: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """An actor of one worker; yields its supervisor."""
     settings = {
         "environment": name,
         "environment_arguments": arguments,
-        "learner_address": f"localhost:{port}",
+        "learner_address": learner_address,
         "workers": 1,
         "groups": groups,
         "environments_per_group": k,
@@ -120,7 +120,7 @@ def _run_actor(
     )
     with (
         inference_server.running(config, network=False) as (server, counts),
-        _actor(counts.port.value, name, arguments, k, groups) as supervisor,
+        running_actor(f"localhost:{counts.port.value}", name, arguments, k, groups) as supervisor,
     ):
         inference_server.wait_for(
             lambda: counts.store[COUNTERS.index("requests")] > _WARM_UP_REQUESTS,

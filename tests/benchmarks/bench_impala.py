@@ -26,7 +26,7 @@ _CHANNELS = "--set=learner.network.arguments.channels={}"
 
 
 ROWS = {
-    "simple115, MLP 2x256": ("football",),
+    "142 floats, MLP 2x256": ("football",),
     "smm 96x72, default": _SMM,
     "smm 120x90, medium": (*_SMM, _SIZE.format("120x90"), _CHANNELS.format("[32,64,64,64]")),
     "smm 144x108, large": (*_SMM, _SIZE.format("144x108"), _CHANNELS.format("[64,128,128,128]")),

@@ -17,7 +17,11 @@ class Synthetic(gymnasium.Env[Any, Any]):
     """Shows the same picture, or the same vector, at each step; nothing is to be won."""
 
     def __init__(
-        self, shape: Sequence[int] = (115,), actions: int = 19, cpu_milliseconds: float = 0.0
+        self,
+        shape: Sequence[int] = (115,),
+        actions: int = 19,
+        cpu_milliseconds: float = 0.0,
+        sleep_milliseconds: float = 0.0,
     ) -> None:
         """Sets what it looks like and costs.
 
@@ -25,6 +29,7 @@ class Synthetic(gymnasium.Env[Any, Any]):
           shape: Of the observation: uint8 if it has three dimensions, else float32.
           actions: To choose from.
           cpu_milliseconds: That a step computes.
+          sleep_milliseconds: That it sleeps before.
         """
         if len(shape) == 3:
             self.observation_space: Any = spaces.Box(0, 255, tuple(shape), np.uint8)
@@ -34,6 +39,7 @@ class Synthetic(gymnasium.Env[Any, Any]):
         self.observation_space.seed(0)
         self._observation = self.observation_space.sample()
         self._cpu_seconds = cpu_milliseconds / 1000
+        self._sleep_seconds = sleep_milliseconds / 1000
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -43,7 +49,9 @@ class Synthetic(gymnasium.Env[Any, Any]):
         return self._observation, {}
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Computes for so long."""
+        """Sleeps and computes for so long."""
+        if self._sleep_seconds:
+            time.sleep(self._sleep_seconds)
         if self._cpu_seconds:
             end = time.thread_time() + self._cpu_seconds
             while time.thread_time() < end:

@@ -150,8 +150,8 @@ def is_over(audit: Audit, stage: Stage) -> bool:
 def epsilons(audit: Audit, stages: Sequence[Stage]) -> Outcome:
     """Holds what each slot did at random against Horgan et al. 2018 (arXiv 1803.00933), 4.1.
 
-    Slot i of N acts at random with 0.4^(1 + 7 i / (N - 1)), and of two actions a random one is
-    the better one half of the time.
+    The i-th slot of N acts at random with 0.4^(1 + 7 i / (N - 1)), and of two actions a random
+    one is the better one half of the time.
     """
     outcome = Outcome("epsilons of each slot meanwhile", injected=len(stages))
     worst, fewest = 0.0, None
@@ -164,11 +164,11 @@ def epsilons(audit: Audit, stages: Sequence[Stage]) -> Outcome:
         rows, columns = rows[once], columns[once]
         slots, instances = audit.slot[rows], audit.instance[rows, columns]
         pairs = np.unique(np.stack([slots, instances], axis=1), axis=0)
-        one_each = pairs[:, 0].tolist() == list(range(stage.slots)) and len(
-            np.unique(pairs[:, 1])
-        ) == len(pairs)
-        count = np.bincount(slots, minlength=stage.slots)[: stage.slots]
-        random = np.bincount(slots[~audit.chosen[rows, columns]], minlength=stage.slots)
+        one_each = all(len(np.unique(column)) == len(pairs) == stage.slots for column in pairs.T)
+        # Which slots are in use depends on which actors joined first.
+        places = np.searchsorted(np.unique(slots), slots)
+        count = np.bincount(places, minlength=stage.slots)[: stage.slots]
+        random = np.bincount(places[~audit.chosen[rows, columns]], minlength=stage.slots)
         share = np.arange(stage.slots) / (stage.slots - 1)
         expected = EPSILON ** (1 + EPSILON_EXPONENT * share) / 2
         # One more than there were is no deviation where hardly any are expected.

@@ -68,6 +68,8 @@ def test_slots_that_explore_otherwise_are_found() -> None:
     )
     stage = sequences.Stage(4, 5, 6)
     assert sequences.epsilons(audit, [stage]).recovered == 1
+    audit.slot[:] = [1, 3, 5, 6]
+    assert sequences.epsilons(audit, [stage]).recovered == 1
     for slots in ([1, 0, 2, 3], [0, 1, 2, 2]):  # exchanged; two environments in one
         audit.slot[:] = slots
         assert sequences.epsilons(audit, [stage]).recovered == 0

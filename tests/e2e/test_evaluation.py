@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import shutil
 import subprocess
 
 from PIL import Image
@@ -50,8 +51,9 @@ def test_an_evaluator_beside_training_and_an_evaluation_of_its_checkpoint(
     assert runs.scalars(summary["run"], "evaluation/goal_difference")
 
     video, result = tmp_path / "video", tmp_path / "result.json"
+    moved = shutil.move(summary["checkpoint"], tmp_path / "a good one")
     evaluated = runs.evaluate(
-        summary["checkpoint"],
+        str(moved),
         *("--episodes=8", "--greedy", f"--video={video}", "--video-episodes=2"),
         f"--json={result}",
         timeout=600,
@@ -68,7 +70,7 @@ def test_an_evaluator_beside_training_and_an_evaluation_of_its_checkpoint(
     assert all(n > 1 for n in frames)
 
     # What does not fit is refused with both named.
-    command = [*runs.SEEDPOD, "eval", f"--checkpoint={summary['checkpoint']}"]
+    command = [*runs.SEEDPOD, "eval", f"--checkpoint={moved}"]
     refused = subprocess.run(
         [*command, "--set=actor.environment=CartPole-v1", "--set=actor.environment_arguments={}"],
         capture_output=True,

@@ -93,15 +93,17 @@ def test_scale_sets_the_replicas_unless_an_autoscaler_does(
 def test_logs_of_all_pods_or_of_one_service(
     api: KubernetesApi, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api.pods.pop()
-    api.logs = {"run-learner-0": "a\nb\nc\n", "run-actor-5c": "d\ne"}
+    api.pods[2] = pod("run-evaluator-6f", "evaluator", 9101)
+    api.logs = {"run-learner-0": "a\nb\nc\n", "run-actor-5c": "d\ne", "run-evaluator-6f": "f"}
     assert run(capsys, "logs", "--tail=2").splitlines() == [
         *("run-learner-0: b", "run-learner-0: c"),
         *("run-actor-5c: d", "run-actor-5c: e"),
+        "run-evaluator-6f: f",
     ]
     assert run(capsys, "logs", "actor", "--follow").splitlines() == [
         *("run-actor-5c: d", "run-actor-5c: e")
     ]
+    assert run(capsys, "logs", "evaluator").splitlines() == ["run-evaluator-6f: f"]
 
 
 def test_checkpoints_are_listed_and_copied(

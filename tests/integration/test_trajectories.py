@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import threading
@@ -15,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from services.learner import trajectories
 from services.learner.statistics import Statistics
 from services.learner.trajectory_client import Finished, Refused, TrajectoryClient
-from services.learner.trajectory_server import TrajectoryServer
+from services.learner.trajectory_server import TrajectoryServer, _Actor
 from services.learner.unroll_queue import Desk, ParameterBoard, UnrollQueue
 from services.shared import rpc, wire
 from services.shared.config import LearnerConfig
@@ -132,10 +133,43 @@ def test_unrolls_arrive_once_and_wait_for_room(system: System) -> None:
         system.client.put(trajectories.encode(LAYOUT, batch()))
 
 
+@pytest.mark.parametrize("turns", range(5))
+def test_a_stream_that_is_replaced_while_it_gets_room_takes_nothing_twice(turns: int) -> None:
+    desk = Desk(LAYOUT, UnrollQueue(3), ParameterBoard(PARAMETERS, 5))
+    statistics = Statistics(
+        4, CollectorRegistry(), np.zeros(4, np.uint8), np.arange(4, dtype=np.int64)
+    )
+    config = LearnerConfig(inference="actors")
+    message = trajectories.encode(LAYOUT, batch())
+    message.sequence = 1
+
+    async def replace() -> int:
+        server = TrajectoryServer(config, lambda _: desk, statistics)
+        server._desk, actor = desk, _Actor("a", 2)
+        for _ in range(2):
+            desk.queue.put(batch())
+        old = asyncio.create_task(server._take(actor, message))
+        await asyncio.sleep(0.01)
+        while desk.queue.take(9, 0.0) is not None:
+            pass
+        server._room.set()
+        for _ in range(turns):  # of the event loop
+            await asyncio.sleep(0)
+        old.cancel()
+        answer = await server._take(actor, message)
+        await asyncio.gather(old, return_exceptions=True)
+        return int(answer.sequence)
+
+    assert asyncio.run(replace()) == 1
+    assert len(desk.queue) == 2
+
+
 def test_what_does_not_fit_is_named_on_both_sides(system: System) -> None:
     for change, message in (
         ({"unroll_length": 3}, "have 3 transitions, this learner's 2"),
         ({"parameters": []}, "has 0 arrays, this learner's 2"),
+        ({"slots": 0}, "slots is 0, allowed: 1 or more"),
+        ({"slots": -2}, "slots is -2, allowed: 1 or more"),
     ):
         request = registration()
         for name, value in change.items():

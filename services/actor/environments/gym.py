@@ -124,8 +124,8 @@ class GymEnvironment(Environment):
         except Exception as error:
             raise PictureError(
                 f"{name} cannot be rendered here: {error}. Classic control needs"
-                " `pip install 'seedpod[classic-control]'`, MuJoCo an OpenGL library (Debian:"
-                " libegl1 and libgl1-mesa-dri, with MUJOCO_GL=egl)"
+                " `.venv/bin/pip install -e '.[classic-control]'`, MuJoCo an OpenGL library"
+                " (Debian: libegl1 and libgl1-mesa-dri, with MUJOCO_GL=egl)"
             ) from error
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.dtype != np.uint8:
             raise PictureError(

@@ -27,7 +27,7 @@ class Measured:
 
     Attributes:
       cpu: CPU milliseconds of a frame by part, as in `cpu_seconds_per_1000_frames`.
-      frames_per_update: Environment frames.
+      frames_per_update: Environment frames of one learner's batch.
       frames_per_episode: Environment frames.
       observation_bytes: Of one environment's record.
       source: Where it was measured.
@@ -116,8 +116,8 @@ PRESETS = {
     "cartpole": Measured(
         _row(0.0425, 0.0552, 0.0866, 0.113, 0.0485, 0.036), 63.6, 164.5, 16, _README
     ),
-    "football": Measured(_row(3.31, 0.16, 0.24, 0.41, 0.04, 0.12), 121.0, 16.0, 460, _README),
-    "football-smm": Measured(_row(3.0, 0.31, 0.31, 4.29, 14.06, 0.44), 121.0, 16.0, 3456, _README),
+    "football": Measured(_row(3.48, 0.15, 0.22, 0.50, 0.04, 0.10), 121.0, 16.0, 568, _README),
+    "football-smm": Measured(_row(2.74, 0.22, 0.29, 4.11, 8.95, 0.21), 121.0, 16.0, 3456, _README),
 }
 
 
@@ -153,9 +153,11 @@ def of_run(folder: pathlib.Path) -> Measured:
     if newest is None:
         raise config.ConfigError(f"{folder}: no checkpoint, which tells the observation's size")
     spec = checkpoint.read(newest).environment_spec
+    # An update takes a batch of each learner; CPU times are those of one.
+    learners = config.load(str(folder / "experiment.yaml")).local.learners
     return Measured(
         {name: cpu[name] for name in _row(0, 0, 0, 0, 0, 0)},
-        frames / summary["updates"],
+        frames / summary["updates"] / learners,
         frames / summary["episodes"] if summary["episodes"] else math.inf,
         sum(tensor.storage_bytes for tensor in spec.observation),
         str(folder),

@@ -98,6 +98,16 @@ class ActorConfig(Model):
         """The environment with its arguments, for messages: `football(scenario=academy_corner)`."""
         return environment_name(self.environment, self.environment_arguments)
 
+    @property
+    def agents(self) -> int:
+        """Agents of an environment, as far as settings tell: football's players, otherwise 1."""
+        if self.environment != "football":
+            return 1
+        get = self.environment_arguments.get
+        players = (get("left_players", 1), get("right_players", 0))
+        # What is no number the environment refuses.
+        return max(1, sum(number for number in players if isinstance(number, int)))
+
 
 def environment_name(environment: str, arguments: dict[str, Any]) -> str:
     """See `ActorConfig.environment_name`."""

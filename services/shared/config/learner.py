@@ -125,7 +125,8 @@ class R2d2Config(Model):
     )
     epsilon: Fraction = pydantic.Field(
         default=0.4,
-        description="Of the first slot: training slot i of N acts at random with probability"
+        description="Of the first slot: the i-th of N leased training slots acts at random with"
+        " probability"
         " epsilon^(1 + epsilon_exponent i / (N - 1)); Ape-X (arXiv 1803.00933), section 4.1.",
     )
     epsilon_exponent: NonNegative = pydantic.Field(default=7.0, description="Ape-X, section 4.1.")

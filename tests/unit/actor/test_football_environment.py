@@ -38,6 +38,44 @@ def play(environment: FootballEnvironment, episodes: int) -> list[npt.NDArray[np
     return trajectories
 
 
+def test_an_action_lasts_for_frame_skip_frames() -> None:
+    def make_environment(frame_skip: int) -> FootballEnvironment:
+        return FootballEnvironment(
+            scenario="academy_3_vs_1_with_keeper",
+            representation="simple115v2",
+            rewards="scoring,team_checkpoints",
+            left_players=3,
+            frame_skip=frame_skip,
+            seed=2,
+        )
+
+    single, skipping = make_environment(1), make_environment(3)
+    assert (single.spec.frames_per_step, skipping.spec.frames_per_step) == (1, 3)
+    rng, idle = np.random.default_rng(1), np.zeros((3, 1), np.int32)
+    lengths = []
+    for _ in range(3):
+        np.testing.assert_array_equal(single.reset()[0], skipping.reset()[0])
+        frames, done = 0, False
+        while not done:
+            action = rng.integers(0, 19, (3, 1)).astype(np.int32)
+            reward = np.zeros(3, np.float32)
+            for pressed in (action, idle, idle):
+                transition = single.step(pressed)
+                reward += transition.reward
+                frames += 1
+                if done := transition.terminated:
+                    break
+            skipped = skipping.step(action)
+            np.testing.assert_array_equal(skipped.observation[0], transition.observation[0])
+            np.testing.assert_array_equal(skipped.reward, reward)
+            assert skipped.terminated == done
+        lengths.append(frames)
+    # An episode has ended within a step: the frames after its end were not played.
+    assert any(frames % 3 for frames in lengths)
+    single.close()
+    skipping.close()
+
+
 def test_seed_decides_the_course_of_every_episode() -> None:
     def make_environment(seed: int) -> FootballEnvironment:
         return FootballEnvironment(
@@ -94,6 +132,21 @@ def test_end_of_the_duration(truncates: bool) -> None:
     environment.close()
 
 
+def test_a_scenario_of_ones_own() -> None:
+    """The ball and two attackers where tests/unit/actor/football_scenario.py puts them."""
+    scenario = "tests.unit.actor.football_scenario"
+    environment = FootballEnvironment(scenario=scenario, left_players=2)
+    environment.reset()
+    view = environment._game.view
+    assert view.ball[:2] == pytest.approx([0.25, 0.125], abs=0.01)
+    assert view.left_team[2:] == pytest.approx([0.2, 0.125, -0.5, -0.25], abs=0.01)
+    assert view.duration_steps == 30
+    assert environment.episode_info().level == scenario
+    environment.close()
+    with pytest.raises(ValueError, match=f"left_players is 4, allowed in scenario '{scenario}'"):
+        FootballEnvironment(scenario=scenario, left_players=4)
+
+
 def test_spec() -> None:
     environment = FootballEnvironment(smm_size="120x90", left_players=1, right_players=1)
     assert environment.spec.observation == (TensorSpec("smm", DataType.BIT, (90, 120, 4), 4),)
@@ -107,11 +160,16 @@ def test_spec() -> None:
     ("arguments", "message"),
     [
         ({"scenario": "academy_moon"}, "scenario is 'academy_moon', allowed: 11_vs_11_comp"),
+        ({"scenario": "academy_moon"}, "there is no module 'academy_moon'"),
+        ({"scenario": "./academy_moon"}, "scenario is './academy_moon', allowed: 11_vs_11_comp"),
+        ({"scenario": 5}, "scenario is 5, allowed: 11_vs_11_comp"),
+        ({"scenario": "json.decoder"}, "'json.decoder', a module without build_scenario"),
         ({"representation": "pixels"}, "representation is 'pixels', allowed: smm, simple115v2"),
         ({"smm_size": "96x73"}, "smm_size is '96x73', allowed: 96x72, 120x90, 144x108"),
         ({"rewards": "checkpoints"}, "rewards is 'checkpoints', allowed: 'scoring' or"),
         ({"left_players": 0}, "left_players and right_players are both 0"),
         ({"left_players": -1}, "left_players is -1, allowed"),
+        ({"frame_skip": 0}, "frame_skip is 0, allowed: a number of 1 or more"),
         ({"left_players": 5}, "left_players is 5, allowed in scenario .*: 0 to 2"),
         ({"right_players": 1.0}, "right_players is 1.0, allowed"),
         ({"stack": 0}, "stack is 0, allowed: 1 or more"),

@@ -262,5 +262,5 @@ def test_pictures_are_what_gymnasium_renders() -> None:
 def test_the_extra_that_cartpole_needs_is_named() -> None:
     environment = environments.make("CartPole-v1", {}, 0, pictures="drawn")
     environment.reset()
-    with pytest.raises(PictureError, match=r"pip install 'seedpod\[classic-control\]'"):
+    with pytest.raises(PictureError, match=r"pip install -e '.\[classic-control\]'"):
         environment.picture()

@@ -86,7 +86,7 @@ def _table(page: str, title: str) -> list[str]:
 
 
 def test_presets_and_alerts_are_listed() -> None:
-    assert sorted(_table("docs/operations.md", "preset")) == chart.PRESETS
+    assert sorted(_table("docs/operations.md", "hardware preset")) == chart.PRESETS
     rules = chart.find(chart.render("monitoring.rules.enabled=true"), "PrometheusRule")["spec"]
     alerts = [r["alert"] for group in rules["groups"] for r in group["rules"] if "alert" in r]
     assert _table("docs/operations.md", "alert") == alerts

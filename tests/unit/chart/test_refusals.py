@@ -7,6 +7,7 @@ import pytest
 from tests.unit.chart import chart
 
 TPU = "learner.accelerator.type=tpu"
+TWO_TO_ONE = ("_arguments.left_players=2", "_arguments.right_players=1")
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,10 @@ TPU = "learner.accelerator.type=tpu"
         (
             ["learner.replicas=2", "actor.autoscaling.hpa.enabled=true"],
             "seedpod_actors_wanted of one learner and learner.replicas is 2, allowed: hpa with",
+        ),
+        (
+            ["learner.replicas=3", "actor.replicas=1", "experiment.actor.workers=2"],
+            "1 actor pods of 2 workers for 3 learners, allowed: a worker for each learner or more",
         ),
         (
             ["learner.replicas=2", "actor.replicas=65"],
@@ -134,7 +139,16 @@ TPU = "learner.accelerator.type=tpu"
         ),
         (
             ["evaluator.enabled=true", "evaluator.environments=993"],
-            "8 environments and 993 of the evaluator need 1057 env slots",
+            "8 environments and 993 slots of the evaluator need 1057 env slots",
+        ),
+        # 4 pods x 2 cores x 2 groups x 32 environments x (2 + 1) agents; the evaluator's 4 x 3.
+        (
+            [
+                *("actor.replicas=4", "experiment.actor.environments_per_group=32"),
+                *(f"experiment.actor.environment{x}" for x in ("=football", *TWO_TO_ONE)),
+                "evaluator.enabled=true",
+            ],
+            "32 environments of 3 agents and 12 slots of the evaluator need 1548 env slots",
         ),
         (["evaluator.image.tag=latest"], "evaluator.image.tag is latest, allowed: a tag that"),
     ],

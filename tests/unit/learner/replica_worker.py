@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import signal
 import sys
 from typing import Any
 
@@ -141,15 +142,20 @@ def main() -> None:
     output, settings = sys.argv[1], json.loads(sys.argv[2])
     arrays: dict[str, Any] = {}
     cluster = peers.from_environment()
+    heard: list[int] = []
     if cluster is not None:
+        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
         assert peers.wait(cluster, 300, lambda _: False)
         together = replicas.form(cluster)
+        signal.raise_signal(signal.SIGTERM)
     else:
         config = LearnerConfig.model_validate({"batch_size": BATCH, "devices": settings})
         together = replicas.form(None, devices.choose(config))
     outcomes = [run(algorithm, together, arrays) for algorithm in ("vtrace", "r2d2")]
     if cluster is not None:
         outcomes.append({"name": "chief", "values": chief_speaks(together)})
+        outcomes.append({"name": "signals", "heard": heard})
+        outcomes.append({"name": "alike", "fault": compared(together)})
     np.savez(f"{output}.npz", **arrays)
     document = {outcome["name"]: outcome for outcome in outcomes}
     pathlib.Path(f"{output}.json").write_text(json.dumps(document))
@@ -164,6 +170,17 @@ def chief_speaks(together: Replicas) -> dict[str, Any]:
     }
     heard = together.broadcast(own)
     return {name: array.tolist() for name, array in heard.items()}
+
+
+def compared(together: Replicas) -> str:
+    """What a learner says that has another batch size than the first one."""
+    own = {"learner.seed": "7", "learner.batch_size": "8" * (1 + together.learner)}
+    try:
+        together.check_alike({"learner.seed": "7"})
+        together.check_alike(own)
+    except peers.PeerLost as error:
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

@@ -183,6 +183,22 @@ def test_pickles_are_neither_written_nor_read(tmp_path: pathlib.Path) -> None:
         checkpoint.read(path).variables()
 
 
+def test_a_folder_above_names_the_checkpoint_that_is_in_it(tmp_path: pathlib.Path) -> None:
+    _save(tmp_path / "checkpoints", 5)
+    newest = _save(tmp_path / "checkpoints", 6)
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        said = f"{folder}: is no checkpoint; the newest one in it is {newest}"
+        with pytest.raises(checkpoint.CheckpointError, match=said):
+            checkpoint.read(folder)
+
+
+def test_a_checkpoint_that_does_not_tell_its_updates_is_damaged(tmp_path: pathlib.Path) -> None:
+    path = _save(tmp_path)
+    _edit_meta(path, counters={"frames": 70})
+    with pytest.raises(checkpoint.CheckpointError, match=r"meta.json: cannot be read: .*updates"):
+        checkpoint.read(path)
+
+
 def test_the_good_one_before_a_damaged_one_is_offered(tmp_path: pathlib.Path) -> None:
     good, edited, cut, newest = (_save(tmp_path, updates, keep=9) for updates in (5, 6, 7, 8))
     _edit_meta(edited, counters=[])
@@ -195,6 +211,10 @@ def test_the_good_one_before_a_damaged_one_is_offered(tmp_path: pathlib.Path) ->
     (newest / "meta.json").unlink()
     with pytest.raises(checkpoint.CheckpointError, match=offer):
         checkpoint.read(newest)
+    renamed = cut.rename(tmp_path / "final")
+    with pytest.raises(checkpoint.CheckpointError) as refused:
+        checkpoint.read(renamed).variables()
+    assert "good one" not in str(refused.value)
     # Nothing is wrong with it, so another is no help.
     _edit_meta(later, format_version=1)
     with pytest.raises(checkpoint.CheckpointError) as refused:

@@ -70,6 +70,7 @@ def test_what_cannot_be_is_refused(found: int, settings: Any, message: str) -> N
     [
         ({"devices": {"kind": "gpu"}}, 1, "asks for all GPUs, found: 0"),
         ({"devices": {"kind": "gpu", "count": 2}}, 1, "asks for 2 GPUs, found: 0"),
+        ({"devices": {"kind": "tpu", "count": 4}}, 1, "asks for 4 TPU cores, found: 0"),
         ({"devices": {"kind": "tpu"}}, 2, "2 learners on TPUs, allowed: 1"),
         ({"devices": {"kind": "cpu", "count": 2}}, 2, "2 CPU devices for each of 2 learners"),
         (

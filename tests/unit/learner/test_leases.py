@@ -107,22 +107,31 @@ def test_unknown_group_is_refused() -> None:
         table.open(lease.token, 2, 0)
 
 
-def test_the_end_of_the_leased_slots_follows_the_leases() -> None:
+def test_training_slots_have_places_among_those_that_are_leased() -> None:
     table, clock = _table()
-    assert table.slots_end == 0
-    a = table.join("a", groups=1, slots_per_group=3, token="")
-    table.join("b", groups=1, slots_per_group=2, token="")
+    places = table.places  # The same array all the time.
+    a = table.join("a", groups=1, slots_per_group=1, token="")
+    assert places[0] == 0
     table.open(a.token, 0, 0)
-    assert table.slots_end == 5
+    table.join("b", groups=1, slots_per_group=2, token="")
+    assert places[:3].tolist() == [0, 0.5, 1]
+    table.join("e", 1, 2, "", Role.EVALUATION)
+    assert places[:3].tolist() == [0, 0.5, 1]
     clock.now = 30.0
-    table.expire()  # b, which never opened a stream
-    assert (table.slots_end, table.leased_slots) == (3, 3)
-    table.close(a.groups[0].number, a.groups[0].epoch)
-    c = table.join("c", groups=1, slots_per_group=4, token="")
+    table.expire()  # b and e, which never opened a stream
+    c = table.join("c", groups=1, slots_per_group=5, token="")
     table.open(c.token, 0, 0)
+    assert places[:6].tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    table.close(a.groups[0].number, a.groups[0].epoch)
     clock.now = 60.0
-    table.expire()  # a: the highest slot stays leased
-    assert (table.slots_end, table.leased_slots) == (7, 4)
+    table.expire()  # a: the lowest slot is free
+    assert places[1:6].tolist() == [0, 0.25, 0.5, 0.75, 1]
+
+
+def test_opponents_have_no_place_in_training() -> None:
+    table = LeaseTable(8, grace_seconds=30.0, opponent_agents=1)
+    table.join("a", 1, 6, "", agents=2)
+    assert table.places[[0, 2, 4]].tolist() == [0, 0.5, 1]
 
 
 def test_an_actor_service_counts_once_while_any_of_its_workers_has_a_stream() -> None:
@@ -158,10 +167,10 @@ def test_evaluation_takes_the_highest_slots_and_moves_no_training_slot() -> None
     table, clock = _table()
     evaluation = table.join("e", 1, 2, "", Role.EVALUATION)
     assert evaluation.groups[0].slots.tolist() == [6, 7]
-    assert (table.slots_end, table.training_slots) == (0, 0)
+    assert table.training_slots == 0
     training = table.join("a", 2, 2, "")
     assert [g.slots.tolist() for g in training.groups] == [[0, 1], [2, 3]]
-    assert (table.slots_end, table.training_slots, table.leased_slots) == (4, 4, 6)
+    assert (table.training_slots, table.leased_slots) == (4, 6)
     assert table.roles.tolist() == [Role.TRAINING] * 6 + [Role.EVALUATION] * 2
     table.open(evaluation.token, 0, 0)
     assert (table.live_groups, table.live_training_groups, table.live_actors) == (1, 0, 0)
@@ -174,14 +183,14 @@ def test_evaluation_takes_the_highest_slots_and_moves_no_training_slot() -> None
     clock.now = 40.0
     table.join("b", 1, 4, "")
     assert table.roles.tolist() == [Role.TRAINING] * 8
-    assert table.slots_end == 8
+    assert table.training_slots == 8
 
 
 def test_a_lease_whose_join_was_given_up_is_free_at_once() -> None:
     table, _ = _table()
     table.abandon("nobody")
     table.abandon(table.join("a", 1, 2, "").token)
-    assert (table.leased_slots, table.slots_end) == (0, 0)
+    assert table.leased_slots == 0
     # One that was used or asked for again has its grace period.
     used = table.join("b", 1, 2, "")
     group = table.open(used.token, 0, 0)

@@ -38,8 +38,28 @@ def test_the_environment_names_the_learners(monkeypatch: pytest.MonkeyPatch) -> 
     assert peers.from_environment() is None
     set_config(monkeypatch, ["a:1", "b:1"], 1)
     assert peers.from_environment() == Cluster(("a:1", "b:1"), 1)
-    set_config(monkeypatch, ["a:1", "b:1"], 2)
-    with pytest.raises(ValueError, match=r"TF_CONFIG is .*must look like"):
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "JSONDecodeError"),
+        ("[1]", "list indices"),
+        ('{"cluster": {"worker": ["a:1", "b:1"]}}', "'task'"),
+        ('{"cluster": {"worker": "a:1"}, TASK}', "invalid literal"),
+        ('{"cluster": {"worker": [1, 2]}, TASK}', "'int' object"),
+        ('{"cluster": {"worker": ["a", "b"]}, TASK}', "invalid literal"),
+        ('{"cluster": {"worker": ["a:1", "b:65536"]}, TASK}', "port of b:65536"),
+        ('{"cluster": {"worker": ["a:1", "a:1"]}, TASK}', "twice"),
+        ('{"cluster": {"worker": ["a:1"]}, TASK}', "task is"),
+        ('{"cluster": {"worker": ["a:1", "b:1"], "chief": ["c:1"]}, TASK}', "jobs are"),
+    ],
+)
+def test_a_list_of_learners_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, reason: str
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", text.replace("TASK", '"task": {"type": "worker", "index": 1}'))
+    with pytest.raises(ValueError, match=rf"(?s)TF_CONFIG is .*{reason}.*must look like"):
         peers.from_environment()
 
 
@@ -74,6 +94,8 @@ def test_all_learners_end_after_the_same_update() -> None:
         (19, 31, 2),
         (31, 19, 2),
     ]
+    assert [s.own_share(steps_at_start=0) for s in counts] == [0.38, 0.62]
+    assert counts[0].own_share(steps_at_start=19) == 0
 
 
 def test_who_is_asked_to_stop_stops_all() -> None:

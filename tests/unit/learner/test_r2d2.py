@@ -173,13 +173,13 @@ TRAINING = np.full(300, Role.TRAINING, np.uint8)
 
 
 def test_epsilons_by_hand() -> None:
-    explore = exploration.by_slot(R2d2Config(), TRAINING, lambda: 256)
+    places = np.zeros(300)
+    explore = exploration.by_slot(R2d2Config(), TRAINING, places)
+    places[:256] = np.arange(256) / 255
     np.testing.assert_allclose(
         explore(np.array([0, 127, 255])), [0.4, 0.0163958, 0.00065536], rtol=1e-5
     )
-    alone = exploration.by_slot(R2d2Config(), TRAINING, lambda: 1)
-    np.testing.assert_allclose(alone(np.array([0])), [0.4], rtol=1e-6)
-    never = exploration.by_slot(R2d2Config(epsilon=0), TRAINING, lambda: 3)
+    never = exploration.by_slot(R2d2Config(epsilon=0), TRAINING, places)
     assert never(np.arange(3)).tolist() == [0, 0, 0]
 
 
@@ -188,7 +188,8 @@ def test_evaluation_slots_hardly_explore_and_change_no_other() -> None:
     roles[[258, 299]] = Role.EVALUATION
     slots = np.array([0, 127, 255, 258, 299])
     training = [0.4, 0.0163958, 0.00065536]
-    explore = exploration.by_slot(R2d2Config(), roles, lambda: 256)
+    places = np.arange(300) / 255
+    explore = exploration.by_slot(R2d2Config(), roles, places)
     np.testing.assert_allclose(explore(slots), [*training, 0.001, 0.001], rtol=1e-5)
-    greedy = exploration.by_slot(R2d2Config(), roles, lambda: 256, greedy_evaluation=True)
+    greedy = exploration.by_slot(R2d2Config(), roles, places, greedy_evaluation=True)
     np.testing.assert_allclose(greedy(slots), [*training, 0, 0], rtol=1e-5)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import signal
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -164,3 +167,54 @@ def test_the_chief_s_word_reaches_all(together: list[Outcome]) -> None:
         assert math.isnan(nan)
         assert math.copysign(1, zero) == -1
         assert number == 0
+
+
+def test_learners_of_a_run_still_hear_that_they_are_to_end(together: list[Outcome]) -> None:
+    for process in (2, 3):
+        assert together[process].document["signals"]["heard"] == [signal.SIGTERM]
+
+
+def test_a_learner_with_other_settings_is_refused(together: list[Outcome]) -> None:
+    first, second = (together[process].document["alike"]["fault"] for process in (2, 3))
+    assert first == ""
+    assert second == (
+        "this learner is unlike the first one: learner.batch_size is 88 here, 8 there"
+    )
+
+
+# As if the other one was stopped, or killed, right after `peers.wait` had seen it.
+GONE = """
+import os
+import signal
+import socket
+from services.learner import peers, replicas
+replicas._REGISTER_SECONDS = 1.0
+try:
+    replicas.form(peers.from_environment())
+except peers.PeerLost as error:
+    print(error, flush=True)
+    os._exit(75)
+"""
+
+
+def test_a_learner_that_has_gone_is_not_waited_for_without_end() -> None:
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for index in range(2):
+            gone = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            workers = [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]
+            workers[1 - index] = f"127.0.0.1:{gone.getsockname()[1]}"
+            document = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
+            process = subprocess.Popen(
+                [sys.executable, "-c", GONE],
+                env={**os.environ, "TF_CONFIG": json.dumps(document)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            stack.callback(process.kill)
+            processes.append(process)
+        for process in processes:
+            said, _ = process.communicate(timeout=120)
+            assert said.startswith("another learner has gone, or cannot be reached")
+            assert process.returncode == 75

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ class Training:
         slots: int = 2,
         agents: int = 1,
         frames_per_step: int = 1,
+        learners: int = 1,
         **settings: Any,
     ) -> None:
         self.harness = Harness(
@@ -76,7 +78,7 @@ class Training:
         source = UnrollSource(
             config.batch_size, spec, self.harness.assembler, self.statistics, self._wake
         )
-        agreement = Agreement(self.statistics, spec, config.total_frames)
+        agreement = Agreement(self.statistics, spec, config.total_frames, learners)
         self.trainer = Trainer(
             config, source, updater, agreement, self.statistics, CpuTime(), self.reported.append
         )
@@ -197,6 +199,22 @@ def test_stop_ends_a_trainer_that_waits_for_unrolls() -> None:
     assert not thread.is_alive()
     assert training.trainer.failure is None
     assert training.statistics.frames == 0
+
+
+def test_a_batch_is_not_used_again_once_another_learner_has_stopped() -> None:
+    class WithPeer(FakeUpdater):
+        """The other learner has given no batch, but its wish to stop, and waits for nobody."""
+
+        def train(self, batch: TrainingBatch, frames: int, tally: Tally) -> Update:
+            update = super().train(batch, frames, tally)
+            return dataclasses.replace(update, tally=tally + np.array([0, 0, 1], np.float32))
+
+    updater = WithPeer()
+    training = Training(updater, learners=2, sample_reuse=3)
+    training.run()
+    assert len(updater.batches) == 1
+    assert training.trainer.failure is None
+    assert not training.trainer.is_finished
 
 
 def test_policy_lag_is_in_updates() -> None:

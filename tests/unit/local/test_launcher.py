@@ -44,6 +44,38 @@ def test_the_newest_run_is_of_the_experiment_and_was_run_last(tmp_path: pathlib.
         launcher.newest_run(tmp_path, "cartpole")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["local.learners=3"], "1 actors have 2 workers, allowed with local.learners 3"),
+        (["learner.max_slots=31"], "need 32 env slots, learner.max_slots is 31"),
+        (["local.learners=2", "learner.max_slots=15"], "max_slots is 15 of each of 2 learners"),
+        # What comes next: there is room in two learners.
+        (["local.learners=2", "learner.max_slots=16"], "another seedpod runs in this folder"),
+    ],
+)
+def test_workers_have_a_learner_each_and_learners_a_worker(
+    tmp_path: pathlib.Path, settings: list[str], message: str
+) -> None:
+    common = ["actor.workers=2", "actor.groups=2", "actor.environments_per_group=8"]
+    experiment = config.load("cartpole", [*common, *settings])
+    assert experiment.local.evaluation_environments == 0
+    with (tmp_path / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(LaunchError, match=message):
+            launcher.train(experiment, tmp_path)
+
+
+def test_each_agent_needs_a_slot(tmp_path: pathlib.Path) -> None:
+    settings = ["actor.workers=2", "actor.environments_per_group=8", "learner.max_slots=95"]
+    experiment = config.load("football-3vs1", settings)
+    message = r"of 8 environments, and 0 for evaluation, of 3 agents each, need 96 env slots"
+    with pytest.raises(LaunchError, match=message):
+        launcher.train(experiment, tmp_path)
+    players = "actor.environment_arguments={scenario: 11_vs_11_stochastic, right_players: two}"
+    assert config.load("football", [players]).actor.agents == 1
+
+
 def test_a_folder_in_use_is_refused(tmp_path: pathlib.Path) -> None:
     experiment = config.load("cartpole")
     with (tmp_path / ".lock").open("w") as lock:

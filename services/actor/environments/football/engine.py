@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import pathlib
+import sys
 from typing import Any
 
 from services.actor.environments.football import stand_ins
@@ -85,6 +86,36 @@ def load() -> Engine:
         right=action_set.action_right._backend_action,
         short_pass=action_set.action_short_pass._backend_action,
     )
+
+
+def load_scenario(name: str) -> None:
+    """Makes a scenario known to the engine if it is not one of its own.
+
+    Args:
+      name: One of `Engine.scenarios`, or the import path of a module with `build_scenario`.
+
+    Raises:
+      ValueError: It is neither.
+    """
+    known = load().scenarios
+    if name in known:
+        return
+    allowed = f"{', '.join(known)}, or the import path of a module with build_scenario(builder)"
+    if not (isinstance(name, str) and all(part.isidentifier() for part in name.split("."))):
+        raise ValueError(f"scenario is {name!r}, allowed: {allowed}")
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that the user's module misses is the user's bug, with its own traceback.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise ValueError(
+            f"scenario is {name!r}, allowed: {allowed}; there is no module {error.name!r}"
+        ) from None
+    if not callable(getattr(module, "build_scenario", None)):
+        raise ValueError(f"scenario is {name!r}, a module without build_scenario(builder)")
+    # Where the builder looks for it.
+    sys.modules[f"gfootball.scenarios.{name}"] = module
 
 
 def _require_library() -> None:

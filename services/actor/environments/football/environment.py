@@ -16,7 +16,7 @@ from services.actor.environments.base import (
     Transition,
 )
 from services.actor.environments.football import engine, rendering, representation, reward
-from services.actor.environments.football.game import Game
+from services.actor.environments.football.game import Game, Outcome
 from services.shared.specs import DiscreteActionSpec, EnvironmentSpec
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _ACTION_NAMES = (
     *("release direction", "release sprint", "sliding", "dribble", "release dribble"),
 )
 _ACTIONS = len(_ACTION_NAMES)
+_IDLE = 0
 _LARGEST_SEED = 2_000_000_000
 
 
@@ -52,6 +53,7 @@ class FootballEnvironment(Environment):
         smm_size: str = "96x72",
         stack: int | None = None,
         rewards: str = "scoring",
+        frame_skip: int = 1,
         left_players: int = 1,
         right_players: int = 0,
         time_limit_truncates: bool = False,
@@ -61,11 +63,15 @@ class FootballEnvironment(Environment):
         """Loads the engine and prepares the scenario.
 
         Args:
-          scenario: A scenario of gfootball, `academy_empty_goal_close` or `11_vs_11_stochastic`.
-          representation: `smm`, `simple115v2`, `simple115` or `float`.
+          scenario: A scenario of gfootball, `academy_empty_goal_close` or `11_vs_11_stochastic`;
+            or the import path of a module like those in `drills`, with `build_scenario(builder)`.
+          representation: `smm`, `simple115v2`, `simple115`, `float` or `egocentric`.
           smm_size: Width and height of the super mini map: `96x72`, `120x90` or `144x108`.
           stack: Frames that the networks see. Default: 4 of the super mini map, else 1.
-          rewards: `scoring` or `scoring,checkpoints`.
+          rewards: `scoring`; with `scoring,checkpoints` each agent is also rewarded for bringing
+            the ball nearer to the goal, with `scoring,team_checkpoints` its team is.
+          frame_skip: Steps of the game that one action lasts: it is pressed in the first, then
+            nothing is; directions and the like stay on by themselves. Rewards are added up.
           left_players: Players of the left team that agents control.
           right_players: Players of the right team that agents control.
           time_limit_truncates: The end of the duration is a truncation, not a termination.
@@ -78,7 +84,7 @@ class FootballEnvironment(Environment):
           PictureError: The engine cannot render here.
           ValueError: A value is not allowed; the message says which are.
         """
-        _check(scenario, rewards, left_players, right_players, seed)
+        _check(scenario, rewards, frame_skip, left_players, right_players, seed)
         if pictures not in _PICTURES:
             raise ValueError(f"pictures is {pictures!r}, allowed: {' or '.join(_PICTURES)}")
         self._renders = pictures == "engine"
@@ -87,6 +93,7 @@ class FootballEnvironment(Environment):
         self._representation = _representation(representation, smm_size, stack)
         self._scenario = scenario
         self._players = (left_players, right_players)
+        self._frame_skip = frame_skip
         self._time_limit_truncates = time_limit_truncates
         self._seeds = random.Random(seed)
         self._game = Game(
@@ -94,11 +101,15 @@ class FootballEnvironment(Environment):
         )
         self._pitch: Pitch | None = None
         agents = left_players + right_players
-        self._checkpoints = reward.Checkpoints(agents) if "checkpoints" in rewards else None
+        self._idle = [_IDLE] * agents
+        self._checkpoints: reward.Checkpoints | None = None
+        if "checkpoints" in rewards:
+            self._checkpoints = reward.Checkpoints(agents, shared="team_checkpoints" in rewards)
         self._spec = EnvironmentSpec(
             observation=(self._representation.spec,),
             action=DiscreteActionSpec((_ACTIONS,)),
             agents=agents,
+            frames_per_step=frame_skip,
         )
 
     @property
@@ -112,11 +123,11 @@ class FootballEnvironment(Environment):
         if self._pitch is not None:
             self._pitch.begin()
         if self._checkpoints is not None:
-            self._checkpoints.reset()
+            self._checkpoints.reset(self._game.views())
         return (self._representation.encode(self._game),)
 
     def step(self, action: npt.NDArray[np.generic]) -> Transition:
-        """Steps the game.
+        """Steps the game, `frame_skip` times or to its end.
 
         Args:
           action: int32 [agents, 1], 0 to 18.
@@ -133,10 +144,12 @@ class FootballEnvironment(Environment):
                 f"actions are {actions}, allowed: {self._spec.agents} numbers from 0 to"
                 f" {_ACTIONS - 1}"
             )
-        outcome = self._game.step(actions)
-        rewards = reward.scoring(outcome.score_change, *self._players)
-        if self._checkpoints is not None:
-            self._checkpoints.add(rewards, self._game.views())
+        rewards = np.zeros(self._spec.agents, np.float32)
+        for repeat in range(self._frame_skip):
+            outcome = self._game.step(actions if repeat == 0 else self._idle)
+            rewards += self._rewards(outcome)
+            if outcome.done:
+                break
         truncated = outcome.out_of_time and self._time_limit_truncates
         return Transition(
             observation=(self._representation.encode(self._game),),
@@ -144,6 +157,12 @@ class FootballEnvironment(Environment):
             terminated=outcome.done and not truncated,
             truncated=truncated,
         )
+
+    def _rewards(self, outcome: Outcome) -> npt.NDArray[np.float32]:
+        rewards = reward.scoring(outcome.score_change, *self._players)
+        if self._checkpoints is not None:
+            self._checkpoints.add(rewards, self._game.views())
+        return rewards
 
     def episode_info(self) -> EpisodeInfo:
         """The lead in goals as each agent's team sees it, and whether that is a win."""
@@ -213,16 +232,20 @@ def _share(x: float, y: float) -> tuple[float, float]:
 _representation = representation.make
 
 
-def _check(scenario: str, rewards: str, left_players: int, right_players: int, seed: int) -> None:
-    scenarios = engine.load().scenarios
-    if scenario not in scenarios:
-        raise ValueError(f"scenario is {scenario!r}, allowed: {', '.join(scenarios)}")
+def _check(
+    scenario: str, rewards: str, frame_skip: int, left_players: int, right_players: int, seed: int
+) -> None:
+    engine.load_scenario(scenario)
     if rewards not in reward.REWARDS:
         allowed = " or ".join(map(repr, reward.REWARDS))
         raise ValueError(f"rewards is {rewards!r}, allowed: {allowed}")
-    for name, value in (("left_players", left_players), ("right_players", right_players)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"{name} is {value!r}, allowed: a number of 0 or more")
+    for name, value, least in (
+        ("frame_skip", frame_skip, 1),
+        ("left_players", left_players, 0),
+        ("right_players", right_players, 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}, allowed: a number of {least} or more")
     if left_players + right_players == 0:
         raise ValueError(
             "left_players and right_players are both 0, allowed: one controlled player or more"

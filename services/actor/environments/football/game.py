@@ -28,7 +28,7 @@ class View:
     """The state of the game as one team sees it: it plays from left to right.
 
     Positions and directions are flat lists x, y, x, y, ... in the field's coordinates: x from -1 to
-    1, y from -0.42 to 0.42; directions are per step.
+    1, y from -0.42 to 0.42; directions are per step. The ball's height z is in metres.
 
     Attributes:
       left_team: Positions of the own team's players.

@@ -1,36 +1,36 @@
 """Turns the state of a game into observations: the super mini map, or vectors of floats.
 
 `environment` asks `make` for one of them; each encodes the views of `game` into one array
-[agents, ...]. The definitions are gfootball's (Kurach et al., arXiv 1907.11180, section 3.2).
+[agents, ...]. The definitions are gfootball's (Kurach et al., arXiv 1907.11180, section 3.2), but
+for `egocentric`, which has a module of its own.
 """
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from services.actor.environments.football import egocentric
 from services.actor.environments.football.game import Game, View
 from services.shared.specs import DataType, TensorSpec
 
-REPRESENTATIONS = ("smm", "simple115v2", "simple115", "float")
+REPRESENTATIONS = ("smm", "simple115v2", "simple115", "float", egocentric.NAME)
 SMM_SIZES = ("96x72", "120x90", "144x108")
 
 _TEAM_SIZE = 11
 _GAME_MODES = 7
 
 
-class Representation(abc.ABC):
+class Representation(Protocol):
     """One way to show a game to its agents."""
 
     @property
-    @abc.abstractmethod
     def spec(self) -> TensorSpec:
         """The tensor of one agent."""
 
-    @abc.abstractmethod
     def encode(self, game: Game) -> npt.NDArray[np.generic]:
         """The observation of all agents, left ones first: [agents, *storage_shape]."""
 
@@ -53,10 +53,11 @@ def make(name: str, smm_size: str, stack: int | None) -> Representation:
     if name == "smm":
         width, height = map(int, smm_size.split("x"))
         return SuperMiniMap(width, height, 4 if stack is None else stack)
-    return FloatVector(name, 1 if stack is None else stack)
+    frames = 1 if stack is None else stack
+    return egocentric.Egocentric(frames) if name == egocentric.NAME else FloatVector(name, frames)
 
 
-class SuperMiniMap(Representation):
+class SuperMiniMap:
     """Four planes of bits: the own team, the other team, the ball, the agent's player.
 
     The bits of a frame [height, width, 4] are packed in row-major order, most significant first,
@@ -106,7 +107,7 @@ class SuperMiniMap(Representation):
             frame[bit >> 3] |= 0x80 >> (bit & 7)
 
 
-class FloatVector(Representation):
+class FloatVector:
     """`simple115v2`, `simple115`, or `float`: the former and what it leaves out.
 
     `simple115v2`, float32 [115]: positions (22) and directions (22) of the own team, the same of

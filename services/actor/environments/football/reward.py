@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from services.actor.environments.football.game import View
 
-REWARDS = ("scoring", "scoring,checkpoints")
+REWARDS = ("scoring", "scoring,checkpoints", "scoring,team_checkpoints")
 
 _CHECKPOINTS = 10
 _CHECKPOINT_REWARD = 0.1
@@ -25,15 +25,35 @@ class Checkpoints:
 
     An agent gets 0.1 for each of ten distances, from 0.99 to 0.19, that it is the first time in an
     episode nearer than with the ball. Whoever scores gets what is left.
+
+    A team's players collect nearly as much by passing the ball around as a goal would give, and
+    where an episode begins near the goal most of it at once. If the team shares its checkpoints,
+    all of its agents get each one once, whoever has the ball, and none for where the ball lies at
+    the beginning: only bringing it nearer pays.
     """
 
-    def __init__(self, agents: int) -> None:
-        self._agents = agents
-        self.reset()
+    def __init__(self, agents: int, shared: bool) -> None:
+        """Prepares; `reset` comes before `add`.
 
-    def reset(self) -> None:
-        """Begins an episode."""
+        Args:
+          agents: Of both teams.
+          shared: A team collects together.
+        """
+        self._agents = agents
+        self._shared = shared
+
+    def reset(self, views: tuple[View, ...]) -> None:
+        """Begins an episode.
+
+        Args:
+          views: See `add`.
+        """
         self._collected = [0] * self._agents
+        if self._shared:
+            first = 0
+            for view in views:
+                self._collected[first] = _passed(view)
+                first += len(view.active)
 
     def add(self, reward: npt.NDArray[np.float32], views: tuple[View, ...]) -> None:
         """Adds to the reward for scoring.
@@ -42,21 +62,33 @@ class Checkpoints:
           reward: float32 [agents], changed in place.
           views: After the step, as each team with agents sees it, in the agents' order.
         """
-        agent = 0
+        first = 0
         for view in views:
-            distance = ((view.ball[0] - 1) ** 2 + view.ball[1] ** 2) ** 0.5
-            for active in view.active:
-                if reward[agent] == 1:
-                    reward[agent] += _CHECKPOINT_REWARD * (_CHECKPOINTS - self._collected[agent])
-                    self._collected[agent] = _CHECKPOINTS
-                elif view.ball_owned_team == 0 and view.ball_owned_player == active:
-                    self._collect(reward, agent, distance)
-                agent += 1
+            has_ball = view.ball_owned_team == 0
+            after = first + len(view.active)
+            if self._shared:
+                self._collect(reward, slice(first, after), view, has_ball)
+            else:
+                for agent, player in enumerate(view.active, first):
+                    owns = has_ball and view.ball_owned_player == player
+                    self._collect(reward, slice(agent, agent + 1), view, owns)
+            first = after
 
-    def _collect(self, reward: npt.NDArray[np.float32], agent: int, distance: float) -> None:
-        while self._collected[agent] < _CHECKPOINTS:
-            threshold = 0.99 - 0.8 / (_CHECKPOINTS - 1) * self._collected[agent]
-            if distance > threshold:
-                break
-            reward[agent] += _CHECKPOINT_REWARD
-            self._collected[agent] += 1
+    def _collect(
+        self, reward: npt.NDArray[np.float32], agents: slice, view: View, has_ball: bool
+    ) -> None:
+        collected = self._collected[agents.start]
+        if reward[agents.start] == 1:
+            reward[agents] += _CHECKPOINT_REWARD * (_CHECKPOINTS - collected)
+            self._collected[agents.start] = _CHECKPOINTS
+        elif has_ball and (passed := _passed(view)) > collected:
+            for _ in range(passed - collected):  # one by one, as gfootball rounds
+                reward[agents] += _CHECKPOINT_REWARD
+            self._collected[agents.start] = passed
+
+
+def _passed(view: View) -> int:
+    """How many of the checkpoints the ball is past."""
+    distance = ((view.ball[0] - 1) ** 2 + view.ball[1] ** 2) ** 0.5
+    thresholds = (0.99 - 0.8 / (_CHECKPOINTS - 1) * index for index in range(_CHECKPOINTS))
+    return sum(distance <= threshold for threshold in thresholds)
