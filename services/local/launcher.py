@@ -25,7 +25,8 @@ import grpc
 
 from services.learner import checkpoint
 from services.local import view
-from services.local.learners import Learners, free_port
+from services.local.learners import Learners
+from services.local.ports import free_port
 from services.local.process import LaunchError, Service
 from services.local.report import live
 from services.local.report.run import SUMMARY_FILE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import pathlib
-import socket
 
+from services.local.ports import free_port
 from services.local.process import Service
 from services.shared import config
 
@@ -57,10 +57,3 @@ class Learners:
         """What an actor gets as `actor.learner_address`: each actor begins with another one."""
         first = actor % len(self.addresses)
         return ",".join(self.addresses[first:] + self.addresses[:first])
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,7 +12,6 @@ import os
 import pathlib
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import grpc
 import numpy as np
 import psutil
 
+from services.local.ports import free_port
 from services.shared import rpc
 from services.shared.generated.seedpod.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.chaos import environment, network, sequences
@@ -459,10 +459,3 @@ def _repeated(rows: list[list[int]]) -> int:
         count += max(0, min(last, ends.get(instance, 0)) - first)
         ends[instance] = max(last, ends.get(instance, 0))
     return count
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as end:
-        end.bind(("127.0.0.1", 0))
-        return int(end.getsockname()[1])

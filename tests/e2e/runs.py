@@ -127,11 +127,15 @@ def wait_for(condition: Callable[[], Any], what: str, timeout: float = 120) -> A
 
 
 def descendants(pid: int, word: str) -> list[psutil.Process]:
-    """Processes below `pid` whose command line has an argument `word`."""
+    """Processes below `pid` whose command line has an argument `word`.
+
+    One that has just been forked still has its parent's command line; it does not count.
+    """
     found = []
     for process in psutil.Process(pid).children(recursive=True):
         try:
-            if word in process.cmdline():
+            line = process.cmdline()
+            if word in line and line != psutil.Process(process.ppid()).cmdline():
                 found.append(process)
         except psutil.NoSuchProcess:
             continue
@@ -168,18 +172,20 @@ def status(process: subprocess.Popen[str]) -> inference_pb2.GetStatusResponse:
 
     def ask() -> inference_pb2.GetStatusResponse | None:
         assert process.poll() is None, f"ended:\n{process.communicate()}"
-        for learner in descendants(process.pid, "services.learner"):
+        try:
+            learner = descendants(process.pid, "services.learner")[0]
             (address,) = (a for a in learner.cmdline() if a.startswith(prefix))
-            with rpc.channel(address.removeprefix(prefix)) as channel:
-                stub = inference_pb2_grpc.InferenceServiceStub(channel)
-                try:
-                    answer: inference_pb2.GetStatusResponse = stub.GetStatus(
-                        inference_pb2.GetStatusRequest(), timeout=2.0
-                    )
-                    return answer
-                except grpc.RpcError:
-                    return None
-        return None
+        except (IndexError, ValueError, psutil.NoSuchProcess):  # not started, or just ended
+            return None
+        with rpc.channel(address.removeprefix(prefix)) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            try:
+                answer: inference_pb2.GetStatusResponse = stub.GetStatus(
+                    inference_pb2.GetStatusRequest(), timeout=2.0
+                )
+                return answer
+            except grpc.RpcError:
+                return None
 
     answer: inference_pb2.GetStatusResponse = wait_for(ask, "the learner to answer")
     return answer

@@ -17,10 +17,10 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.local.ports import free_port
 from services.local.report.history import History
 from services.shared import rpc
 from tests.e2e import runs
-from tests.integration.replay_server import free_port
 from tests.unit.chart import chart
 
 SERVICES = ("replay", "learner", "evaluator", "actor")

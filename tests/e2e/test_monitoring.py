@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from services.local.ports import free_port
 from tests.e2e import runs
-from tests.integration.replay_server import free_port
 from tests.unit.chart import chart
 
 # The run of each algorithm, as releases of one namespace.

@@ -15,15 +15,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.local.ports import free_port
 from services.shared import rpc
 from services.shared.config import TlsConfig
 from services.shared.generated.seedpod.replay.v1 import replay_pb2, replay_pb2_grpc
-
-
-def free_port() -> int:
-    with socket.socket() as end:
-        end.bind(("127.0.0.1", 0))
-        return int(end.getsockname()[1])
 
 
 class ReplayServer:

@@ -7,10 +7,11 @@ import pathlib
 import pytest
 
 from services.actor import selftest
+from services.local.ports import free_port
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from tests.integration.fake_learner import FakeLearner
 from tests.integration.replay_clients import LAYOUT, InsertCall
-from tests.integration.replay_server import ReplayServer, free_port
+from tests.integration.replay_server import ReplayServer
 
 
 def test_nobody_is_there(capsys: pytest.CaptureFixture[str]) -> None:

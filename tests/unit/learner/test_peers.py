@@ -12,7 +12,7 @@ from services.learner import peers
 from services.learner.agreement import Agreement
 from services.learner.peers import Cluster, PeerLost
 from services.learner.statistics import Statistics
-from services.local.learners import free_port
+from services.local.ports import free_port
 from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 # Two agents share an environment, whose step is four frames.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pytest
 
 from services.learner import replicas
-from services.local.learners import free_port
+from services.local.ports import free_port
 from tests.unit.learner import replica_worker
 from tests.unit.learner.replica_worker import SPOILT, UPDATES
 
