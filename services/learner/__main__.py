@@ -36,6 +36,11 @@ def main() -> int:
         metavar="N",
         help="with --evaluate: wait for so many recordings, too",
     )
+    parser.add_argument(
+        "--opponent",
+        metavar="CHECKPOINT",
+        help="with --evaluate: the policy that all past policies become",
+    )
     profiling.add_arguments(parser)
     arguments = parser.parse_args()
     if arguments.child:
@@ -58,9 +63,9 @@ def main() -> int:
     from services.learner.evaluator import Evaluation
     from services.learner.service import LearnerService
 
-    evaluation = (
-        None if arguments.evaluate is None else Evaluation(arguments.evaluate, arguments.recordings)
-    )
+    evaluation = None
+    if arguments.evaluate is not None:
+        evaluation = Evaluation(arguments.evaluate, arguments.recordings, arguments.opponent)
     try:
         cluster = peers.from_environment() if evaluation is None else None
         found = devices.Devices()

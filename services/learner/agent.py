@@ -212,14 +212,19 @@ class Agent(abc.ABC):
         Raises:
           CheckpointError: It has another network.
         """
-        expected = {f"network/{n}": v for n, v in named_variables(self._network).items()}
-        arrays = {n: a for n, a in saved.variables().items() if n.startswith("network/")}
-        checkpoint.check_variables(arrays, expected, str(saved.path))
-        for name, variable in expected.items():
-            variable.assign(arrays[name])
+        _read_network(saved, self._network)
         for past in self._past:
             copy_variables(self._network, past)
         self._publish()
+
+    def play_against(self, saved: checkpoint.Checkpoint) -> None:
+        """Makes a checkpoint's network the only one of the pool.
+
+        Raises:
+          CheckpointError: It has another network.
+        """
+        for past in self._past:
+            _read_network(saved, past)
 
     def synchronize(self, counters: dict[str, int], settings: dict[str, str]) -> dict[str, int]:
         """Takes over the chief's variables; waits until all learners call it.
@@ -529,3 +534,11 @@ def concrete(function: Callable[..., Any], signature: Sequence[Any], compiled: b
     """
     traced = tf.function(function, input_signature=signature, jit_compile=compiled, autograph=False)
     return traced.get_concrete_function()
+
+
+def _read_network(saved: checkpoint.Checkpoint, network: tf.Module) -> None:
+    expected = {f"network/{name}": v for name, v in named_variables(network).items()}
+    arrays = {name: a for name, a in saved.variables().items() if name.startswith("network/")}
+    checkpoint.check_variables(arrays, expected, str(saved.path))
+    for name, variable in expected.items():
+        variable.assign(arrays[name])

@@ -31,10 +31,12 @@ class Evaluation:
       episodes: At least so many, equally many of each environment: the first to end would
         otherwise be short ones.
       recordings: Wait for so many recordings, too.
+      opponent: With `learner.self_play`, a checkpoint whose policy all past policies become.
     """
 
     episodes: int
     recordings: int = 0
+    opponent: str | None = None
 
 
 class Evaluator:

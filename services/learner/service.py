@@ -304,6 +304,10 @@ class LearnerService:
         )
         self._overview.cpu_time = CpuTime()
         self._state.begin(agent, spec, counts=self._evaluation is None)
+        if self._evaluation is not None and self._evaluation.opponent is not None:
+            opponent = checkpoint.read(self._evaluation.opponent)
+            opponent.check_environment(spec, same_agent=True)
+            agent.play_against(opponent)
         if self._trajectories is not None:
             layout = UnrollLayout(spec, length, agent.parameter_size, agent.initial_state(1))
             board = ParameterBoard(agent.parameters(), agent.version)

@@ -114,6 +114,12 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
         "--greedy", action="store_true", help="take the most probable actions, draw none"
     )
     parser.add_argument(
+        "--opponent",
+        type=pathlib.Path,
+        metavar="CHECKPOINT",
+        help="with self-play: let this one's policy play the opponents of every episode",
+    )
+    parser.add_argument(
         "--video", type=pathlib.Path, metavar="DIR", help="record episodes, as GIFs in this folder"
     )
     parser.add_argument(
@@ -133,6 +139,7 @@ def _evaluate(parsed: argparse.Namespace) -> int:
         parsed.overrides,
         parsed.video,
         parsed.video_episodes,
+        parsed.opponent,
     )
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(summary, indent=2) + "\n")

@@ -284,6 +284,7 @@ def evaluate(
     overrides: list[str],
     video: pathlib.Path | None = None,
     video_episodes: int = 1,
+    opponent_path: pathlib.Path | None = None,
 ) -> dict[str, Any]:
     """Plays episodes with a checkpoint's policy.
 
@@ -294,12 +295,14 @@ def evaluate(
       overrides: Of the checkpoint's experiment.
       video: Where recordings are kept; None: nothing is recorded.
       video_episodes: How many to record.
+      opponent_path: Of a checkpoint of self-play: a checkpoint's folder, whose policy plays all
+        opponents. None: they are chosen as in training.
 
     Returns:
       The learner's summary: returns and lengths.
 
     Raises:
-      CheckpointError: It cannot be read.
+      CheckpointError: It cannot be read, or an opponent is given and it has none.
       OSError: The folder for recordings cannot be made.
     """
     saved = checkpoint.read(checkpoint_path.resolve())
@@ -313,6 +316,9 @@ def evaluate(
         "local.page_port=null",
     ]
     arguments = [f"--evaluate={episodes}"]
+    if opponent_path is not None:
+        opponent = checkpoint.read(opponent_path.resolve())
+        arguments.append(f"--opponent={opponent.path}")
     if video is not None:
         video.mkdir(parents=True, exist_ok=True)
         folder = json.dumps(str(video.resolve()))
@@ -328,9 +334,31 @@ def evaluate(
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
         experiment = config.load(str(document), [*overrides, *settings])
+        if opponent_path is not None:
+            experiment = _against_the_past(experiment, saved)
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
-    return {**summary, "recordings": recordings, "checkpoint": str(checkpoint_path), "run": None}
+    return {
+        **summary,
+        "recordings": recordings,
+        "checkpoint": str(checkpoint_path),
+        "opponent": None if opponent_path is None else str(opponent_path),
+        "run": None,
+    }
+
+
+def _against_the_past(
+    experiment: config.Experiment, saved: checkpoint.Checkpoint
+) -> config.Experiment:
+    self_play = experiment.learner.self_play
+    if self_play is None:
+        raise checkpoint.CheckpointError(
+            f"{saved.path}: was trained without learner.self_play, so there is nobody whom an"
+            " opponent could play"
+        )
+    never = self_play.model_copy(update={"newest_share": 0.0})
+    learner = experiment.learner.model_copy(update={"self_play": never})
+    return experiment.model_copy(update={"learner": learner})
 
 
 def evaluator_settings(local: config.LocalConfig) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ an actor's log tells, if they are given an action from outside of their space.
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -115,6 +116,14 @@ class StackedPair(Environment):
         self._image += np.uint8(7)
         done = self._steps == 9
         return Transition((self._image,), np.ones(2, np.float32), done, False)
+
+
+class Copied(StackedPair):
+    """Each agent's reward is the other one's action."""
+
+    def step(self, action: npt.NDArray[np.generic]) -> Transition:
+        transition = super().step(action)
+        return dataclasses.replace(transition, reward=action[::-1, 0].astype(np.float32))
 
 
 class CyclingMemory(MemoryEnvironment):

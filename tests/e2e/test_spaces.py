@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import pathlib
 
+import numpy as np
 import pytest
 
+from services.learner import checkpoint
 from tests.e2e import runs
 
 SMALL = (
@@ -66,7 +68,7 @@ def test_two_agents_with_stacked_images(tmp_path: pathlib.Path) -> None:
 def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
     counters = trains(
         tmp_path,
-        "StackedPair",
+        "Copied",
         f"--set=actor.environment_arguments={{journal: {tmp_path / 'journal'}}}",
         "--set=learner.network={name: impala_shallow, arguments: {lstm_size: 16}}",
         "--set=learner.self_play={newest_share: 0.2, pool_size: 2, snapshot_period: 4}",
@@ -74,10 +76,17 @@ def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
     )
     # What the opponent sees is not trained on, so a step of the environment is one agent's step.
     assert counters["frames"] == counters["steps"]
-    (checkpoint,) = (runs.folder(tmp_path) / "checkpoints").glob("checkpoint-*")
-    evaluation = runs.evaluate(str(checkpoint), "--episodes=8")
-    # Each game counts once: 9 steps, with a reward of 1 for each agent.
-    assert (evaluation["episodes"], evaluation["mean_return"]) == (8, 9.0)
+    (newest,) = (runs.folder(tmp_path) / "checkpoints").glob("checkpoint-*")
+    saved = checkpoint.read(newest)
+    for always in (3, 1):
+        bias = np.where(np.arange(4) == always, 1e3, 0).astype(np.float32)
+        changed = {**saved.variables(), "network/head/policy/bias": bias}
+        kind, spec = saved.experiment, saved.environment_spec
+        opponent = checkpoint.save(tmp_path / str(always), changed, {"updates": 1}, spec, kind, 1)
+        evaluation = runs.evaluate(str(newest), "--episodes=8", f"--opponent={opponent}")
+        # Each game counts once: 9 steps, rewarded with what the opponent does in all of them.
+        assert (evaluation["episodes"], evaluation["mean_return"]) == (8, 9.0 * always)
+        assert (evaluation["standard_error"], evaluation["opponent"]) == (0, str(opponent))
 
 
 def test_an_unsupported_space_ends_the_run_by_name(tmp_path: pathlib.Path) -> None:

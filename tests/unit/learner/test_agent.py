@@ -382,6 +382,28 @@ def test_past_policies_are_kept_every_period_and_survive_a_restart(
     np.testing.assert_array_equal(parameters(again, past=0), newest[4])
 
 
+def test_an_evaluation_plays_against_a_checkpoints_policy_alone(tmp_path: pathlib.Path) -> None:
+    settings: dict[str, Any] = {"self_play": {"pool_size": 2, "snapshot_period": 1}}
+    agent, other = make(**settings), make()
+    random = np.random.default_rng(0)
+    other.train(batch(random, other), 0)
+    for _ in range(3):
+        agent.train(batch(random, agent), 0)
+    before = agent.variables()
+    agent.play_against(save(tmp_path, other.variables()))
+    expected = {
+        name: other.variables()["network/" + name.split("/", 2)[2]]
+        if name.startswith("past_policies/")
+        else value
+        for name, value in before.items()
+    }
+    assert_equal(agent.variables(), expected)
+    name = "hidden/0/kernel"
+    assert np.any(expected[f"past_policies/1/{name}"] != before[f"past_policies/1/{name}"])
+    with pytest.raises(CheckpointError, match="network/core/bias is missing"):
+        make("mlp_lstm", **settings).play_against(save(tmp_path / "2", other.variables()))
+
+
 def test_updates_leave_no_memory_behind() -> None:
     agent = make()
     records = batch(np.random.default_rng(0), agent)

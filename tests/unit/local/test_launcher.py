@@ -8,9 +8,12 @@ import socket
 
 import pytest
 
+from services.learner import checkpoint
+from services.learner.checkpoint import CheckpointError
 from services.local import launcher
 from services.local.process import LaunchError
 from services.shared import config
+from services.shared.specs import DataType, DiscreteActionSpec, EnvironmentSpec, TensorSpec
 
 
 def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(
@@ -42,6 +45,16 @@ def test_the_newest_run_is_of_the_experiment_and_was_run_last(tmp_path: pathlib.
     assert newest.name == "football-20261129-190000"
     with pytest.raises(LaunchError, match=r"no run of 'cartpole' in .*/"):
         launcher.newest_run(tmp_path, "cartpole")
+
+
+def test_an_opponent_is_for_self_play(tmp_path: pathlib.Path) -> None:
+    spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (3,)),), DiscreteActionSpec((2,)))
+    experiment = config.dump(config.load("cartpole"))
+    saved = checkpoint.save(tmp_path, {}, {"updates": 1}, spec, experiment, keep=1)
+    with pytest.raises(CheckpointError, match=r"checkpoint-.* was trained without learner\.self_"):
+        launcher.evaluate(saved, 1, False, [], opponent_path=saved)
+    with pytest.raises(CheckpointError, match=r"elsewhere/meta\.json: cannot be read"):
+        launcher.evaluate(saved, 1, False, [], opponent_path=tmp_path / "elsewhere")
 
 
 @pytest.mark.parametrize(

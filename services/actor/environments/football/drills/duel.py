@@ -22,6 +22,8 @@ def build_scenario(builder: Any) -> None:
     config.offsides = False
     config.end_episode_on_score = True
     config.end_episode_on_out_of_play = True
+    # The engine plays the right team's keeper at 0.6 by default: the left side would win more.
+    config.left_team_difficulty = config.right_team_difficulty = 1.0
     left, right, ball = places(random.Random(builder._config["game_engine_random_seed"]))
     builder.SetBallPosition(*ball)
     for team, (x, y) in ((Team.e_Left, left), (Team.e_Right, _turned(right))):
