@@ -43,6 +43,8 @@ def main() -> int:
     )
     profiling.add_arguments(parser)
     arguments = parser.parse_args()
+    if arguments.opponent and arguments.evaluate is None:
+        parser.error("--opponent is for --evaluate")
     if arguments.child:
         processes.die_with_parent()
     logging.basicConfig(

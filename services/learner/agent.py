@@ -212,9 +212,7 @@ class Agent(abc.ABC):
         Raises:
           CheckpointError: It has another network.
         """
-        _read_network(saved, self._network)
-        for past in self._past:
-            copy_variables(self._network, past)
+        self._read_network(saved, [self._network, *self._past])
         self._publish()
 
     def play_against(self, saved: checkpoint.Checkpoint) -> None:
@@ -223,8 +221,15 @@ class Agent(abc.ABC):
         Raises:
           CheckpointError: It has another network.
         """
-        for past in self._past:
-            _read_network(saved, past)
+        self._read_network(saved, self._past)
+
+    def _read_network(self, saved: checkpoint.Checkpoint, into: Sequence[tf.Module]) -> None:
+        expected = {f"network/{n}": v for n, v in named_variables(self._network).items()}
+        arrays = {n: a for n, a in saved.variables().items() if n.startswith("network/")}
+        checkpoint.check_variables(arrays, expected, str(saved.path))
+        for network in into:
+            for name, variable in named_variables(network).items():
+                variable.assign(arrays[f"network/{name}"])
 
     def synchronize(self, counters: dict[str, int], settings: dict[str, str]) -> dict[str, int]:
         """Takes over the chief's variables; waits until all learners call it.
@@ -534,11 +539,3 @@ def concrete(function: Callable[..., Any], signature: Sequence[Any], compiled: b
     """
     traced = tf.function(function, input_signature=signature, jit_compile=compiled, autograph=False)
     return traced.get_concrete_function()
-
-
-def _read_network(saved: checkpoint.Checkpoint, network: tf.Module) -> None:
-    expected = {f"network/{name}": v for name, v in named_variables(network).items()}
-    arrays = {name: a for name, a in saved.variables().items() if name.startswith("network/")}
-    checkpoint.check_variables(arrays, expected, str(saved.path))
-    for name, variable in expected.items():
-        variable.assign(arrays[name])

@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 from google.protobuf import json_format
 
 from services.shared import wire
+from services.shared.config import NetworkConfig
 from services.shared.generated.seedpod.inference.v1 import inference_pb2
 from services.shared.specs import EnvironmentSpec
 
@@ -71,23 +73,37 @@ class Checkpoint:
     experiment: str
     sha256: str
 
-    def check_environment(self, spec: EnvironmentSpec, *, same_agent: bool = False) -> None:
+    def check_environment(self, spec: EnvironmentSpec) -> None:
         """Compares the environment that asks to be trained on.
-
-        Args:
-          spec: What it looks like.
-          same_agent: It suffices that an agent sees and does the same in both.
 
         Raises:
           CheckpointError: It is another one.
         """
-        ours, theirs = self.environment_spec, spec
-        if same_agent:
-            theirs = dataclasses.replace(ours, observation=spec.observation, action=spec.action)
-        if theirs != ours:
+        if spec != self.environment_spec:
             raise CheckpointError(
-                f"{self.path}: was trained on environments that look like {ours}, now they look"
-                f" like {spec}"
+                f"{self.path}: was trained on environments that look like"
+                f" {self.environment_spec}, now they look like {spec}"
+            )
+
+    def check_agent(self, spec: EnvironmentSpec, network: NetworkConfig) -> None:
+        """Compares what an agent sees, does and is: enough for its network to play elsewhere.
+
+        Raises:
+          CheckpointError: Something is different.
+        """
+        # How many agents there are, and how many frames a step has, may differ.
+        self.check_environment(
+            dataclasses.replace(
+                self.environment_spec, observation=spec.observation, action=spec.action
+            )
+        )
+        # Not all of the experiment: it may have settings that this version does not know.
+        saved = yaml.safe_load(self.experiment)["learner"]["network"]
+        # Networks that differ in an activation, for example, have the same variables.
+        if (saved["name"], saved["arguments"]) != (network.name, network.arguments):
+            raise CheckpointError(
+                f"{self.path}: has the network {saved['name']} with {saved['arguments']}, here it"
+                f" is {network.name} with {network.arguments}"
             )
 
     def variables(self, expected: Mapping[str, Any] | None = None) -> dict[str, Array]:

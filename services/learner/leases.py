@@ -67,6 +67,7 @@ class LeaseTable:
 
     Attributes:
       roles: uint8 [slots], of each slot's present or last lease.
+      evaluated: bool [slots], of environments that are evaluated, their opponents' too; likewise.
       environments: int64 [slots], the first slot of each slot's environment.
       places: float64 [slots], of those that are leased for training: from 0, the first of them,
         evenly to 1, the last.
@@ -101,6 +102,7 @@ class LeaseTable:
         # Outlives the leases, so that no late message of an old holder matches a new one.
         self._last_epochs = [0] * max_slots
         self.roles: npt.NDArray[np.uint8] = np.full(max_slots, Role.TRAINING, np.uint8)
+        self.evaluated: npt.NDArray[np.bool_] = np.zeros(max_slots, np.bool_)
         self.environments = np.arange(max_slots, dtype=np.int64)
         self.groups: dict[int, Group] = {}
         self.live_groups = 0
@@ -179,6 +181,7 @@ class LeaseTable:
         roles_of_agents = np.full(agents, role, np.uint8)
         roles_of_agents[agents - self._opponent_agents :] = Role.OPPONENT
         self.roles[slots] = np.tile(roles_of_agents, wanted // agents)
+        self.evaluated[slots] = role is Role.EVALUATION
         self.environments[slots] = np.repeat(slots[::agents], agents)
         token = secrets.token_hex(16)
         shares = np.array(slots, np.int64).reshape(groups, slots_per_group)

@@ -131,7 +131,7 @@ class LocalPolicy:
 
     def _build(self, spec: EnvironmentSpec, request: inference_pb2.JoinRequest) -> _Running:
         cfg, leases = self._config, self._transport.leases
-        agent = VtraceAgent(cfg, spec, leases.roles)
+        agent = VtraceAgent(cfg, spec, leases.evaluated)
         self._client.register(
             trajectory_pb2.RegisterRequest(
                 actor_name=self._name,

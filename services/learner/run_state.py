@@ -85,7 +85,7 @@ class RunState:
             counters = {name: self.restored.counters[name] for name in counters}
         elif self._is_chief and (path := self._experiment.learner.initial_checkpoint) is not None:
             initial = checkpoint.read(path)
-            initial.check_environment(spec, same_agent=True)
+            initial.check_agent(spec, self._experiment.learner.network)
             agent.begin_with(initial)
             _log.info("the network begins as that of %s", initial.path)
         counters = agent.synchronize(counters, self._common(spec))

@@ -285,7 +285,7 @@ class LearnerService:
         leases = self._transport.leases
         together = self._replicas
         assert together is not None, "Join waits for it"
-        agent = training.make_agent(cfg, spec, leases.roles, leases.places, together)
+        agent = training.make_agent(cfg, spec, leases, together)
         length = training.run_length(cfg)
         store = StepStore.create(
             StoreLayout(
@@ -304,17 +304,19 @@ class LearnerService:
         )
         self._overview.cpu_time = CpuTime()
         self._state.begin(agent, spec, counts=self._evaluation is None)
-        if self._evaluation is not None and self._evaluation.opponent is not None:
+        self_play = cfg.self_play
+        if self_play is not None and self._evaluation is not None and self._evaluation.opponent:
             opponent = checkpoint.read(self._evaluation.opponent)
-            opponent.check_environment(spec, same_agent=True)
+            opponent.check_agent(spec, cfg.network)
             agent.play_against(opponent)
+            self_play = self_play.model_copy(update={"newest_share": 0.0})
         if self._trajectories is not None:
             layout = UnrollLayout(spec, length, agent.parameter_size, agent.initial_state(1))
             board = ParameterBoard(agent.parameters(), agent.version)
             self._overview.desk = Desk(layout, UnrollQueue(cfg.batch_size), board)
         policy: Policy = agent
-        if cfg.self_play is not None:
-            policy = SelfPlay(agent, cfg.self_play, leases, cfg.seed + together.learner)
+        if self_play is not None:
+            policy = SelfPlay(agent, self_play, leases, cfg.seed + together.learner)
         inference = InferenceLoop(
             cfg,
             store,

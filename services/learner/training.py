@@ -20,13 +20,11 @@ import dataclasses
 import threading
 from collections.abc import Callable
 
-import numpy as np
-import numpy.typing as npt
-
 from services.learner import exploration, sequences, unrolls
 from services.learner.agent import Agent
 from services.learner.agreement import Agreement
 from services.learner.cpu_time import CpuTime
+from services.learner.leases import LeaseTable
 from services.learner.r2d2_agent import R2d2Agent
 from services.learner.replay_source import ReplaySource
 from services.learner.replicas import ALONE, Replicas
@@ -48,8 +46,7 @@ _BATCHES_AHEAD = 2
 def make_agent(
     settings: config.LearnerConfig,
     spec: EnvironmentSpec,
-    roles: npt.NDArray[np.uint8],
-    places: npt.NDArray[np.float64],
+    leases: LeaseTable,
     replicas: Replicas = ALONE,
 ) -> Agent:
     """Makes the agent of the algorithm.
@@ -57,16 +54,17 @@ def make_agent(
     Args:
       settings: The learner's.
       spec: What the environments look like.
-      roles: uint8 [slots], `Role`s.
-      places: float64 [slots], see `LeaseTable`.
+      leases: What becomes of each slot.
       replicas: What makes an update together.
 
     Raises:
       NetworkError: The network or the algorithm does not suit the environment.
     """
     if settings.algorithm == "vtrace":
-        return VtraceAgent(settings, spec, roles, replicas)
-    explore = exploration.by_slot(settings.r2d2, roles, places, settings.evaluation.greedy)
+        return VtraceAgent(settings, spec, leases.evaluated, replicas)
+    explore = exploration.by_slot(
+        settings.r2d2, leases.roles, leases.places, settings.evaluation.greedy
+    )
     return R2d2Agent(settings, spec, explore, replicas)
 
 

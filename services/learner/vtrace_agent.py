@@ -12,7 +12,6 @@ import tensorflow as tf
 from services.learner import agent, distributions, losses
 from services.learner.networks.heads import ActorCritic, ActorCriticHead
 from services.learner.replicas import ALONE, Replicas
-from services.learner.roles import Role
 from services.shared.config import LearnerConfig
 from services.shared.specs import EnvironmentSpec
 
@@ -24,7 +23,7 @@ class VtraceAgent(agent.Agent):
         self,
         config: LearnerConfig,
         spec: EnvironmentSpec,
-        roles: npt.NDArray[np.uint8],
+        evaluated: npt.NDArray[np.bool_],
         replicas: Replicas = ALONE,
     ) -> None:
         """Makes the network and traces both functions.
@@ -32,15 +31,15 @@ class VtraceAgent(agent.Agent):
         Args:
           config: The learner's settings.
           spec: What the environments look like.
-          roles: uint8 [slots], `Role`s: with `evaluation.greedy` those that are evaluated take
-            the most probable action.
+          evaluated: bool [slots], see `LeaseTable`: with `evaluation.greedy` these take the most
+            probable action.
           replicas: What makes an update together.
 
         Raises:
           NetworkError: The network does not exist or cannot take these observations.
         """
         self._distribution = distributions.for_action_spec(spec.action)
-        self._roles = roles
+        self._evaluated = evaluated
         size = self._distribution.parameter_size
         make_head = functools.partial(ActorCriticHead, size)
         with replicas.scope():
@@ -55,7 +54,7 @@ class VtraceAgent(agent.Agent):
     def _explore(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         if not self._config.evaluation.greedy:
             return super()._explore(slots)
-        draws: npt.NDArray[np.float32] = (self._roles[slots] != Role.EVALUATION).astype(np.float32)
+        draws: npt.NDArray[np.float32] = (~self._evaluated[slots]).astype(np.float32)
         return draws
 
     def _choose(

@@ -316,6 +316,7 @@ def evaluate(
         "local.page_port=null",
     ]
     arguments = [f"--evaluate={episodes}"]
+    opponent = None
     if opponent_path is not None:
         opponent = checkpoint.read(opponent_path.resolve())
         arguments.append(f"--opponent={opponent.path}")
@@ -334,8 +335,8 @@ def evaluate(
         document = run / "checkpoint.yaml"
         document.write_text(saved.experiment)
         experiment = config.load(str(document), [*overrides, *settings])
-        if opponent_path is not None:
-            experiment = _against_the_past(experiment, saved)
+        if opponent is not None:
+            _check_opponent(opponent, saved, experiment.learner)
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
     return {
@@ -347,18 +348,16 @@ def evaluate(
     }
 
 
-def _against_the_past(
-    experiment: config.Experiment, saved: checkpoint.Checkpoint
-) -> config.Experiment:
-    self_play = experiment.learner.self_play
-    if self_play is None:
+def _check_opponent(
+    opponent: checkpoint.Checkpoint, saved: checkpoint.Checkpoint, settings: config.LearnerConfig
+) -> None:
+    """Tells at once what the learner would find, too."""
+    if settings.self_play is None:
         raise checkpoint.CheckpointError(
-            f"{saved.path}: was trained without learner.self_play, so there is nobody whom an"
-            " opponent could play"
+            f"{saved.path}: learner.self_play is null, so there is no opponent; --opponent is for"
+            " runs with self-play"
         )
-    never = self_play.model_copy(update={"newest_share": 0.0})
-    learner = experiment.learner.model_copy(update={"self_play": never})
-    return experiment.model_copy(update={"learner": learner})
+    opponent.check_agent(saved.environment_spec, settings.network)
 
 
 def evaluator_settings(local: config.LocalConfig) -> tuple[str, ...]:

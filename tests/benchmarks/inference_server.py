@@ -186,7 +186,7 @@ def _start(
         from services.learner import devices, training
 
         devices.configure(config.threads)
-        agent = training.make_agent(config, spec, leases.roles, leases.places)
+        agent = training.make_agent(config, spec, leases)
     ring = unrolls.ring_length(spec, config.unroll_length, config.unrolls_per_slot)
     store = StepStore.create(
         StoreLayout(spec, config.max_slots, ring, agent.parameter_size, config.front_ends)

@@ -78,12 +78,15 @@ def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
     assert counters["frames"] == counters["steps"]
     (newest,) = (runs.folder(tmp_path) / "checkpoints").glob("checkpoint-*")
     saved = checkpoint.read(newest)
-    for always in (3, 1):
-        bias = np.where(np.arange(4) == always, 1e3, 0).astype(np.float32)
-        changed = {**saved.variables(), "network/head/policy/bias": bias}
+    # One always does the same; what the other one likes best it would draw in 48 % of steps.
+    for always, logit, greedy in ((1, 1e3, ()), (3, 1.0, ("--greedy",))):
+        changed = saved.variables()
+        changed["network/head/policy/kernel"] *= 0
+        changed["network/head/policy/bias"] = np.eye(4, dtype=np.float32)[always] * logit
         kind, spec = saved.experiment, saved.environment_spec
         opponent = checkpoint.save(tmp_path / str(always), changed, {"updates": 1}, spec, kind, 1)
-        evaluation = runs.evaluate(str(newest), "--episodes=8", f"--opponent={opponent}")
+        options = (f"--opponent={opponent}", *greedy)
+        evaluation = runs.evaluate(str(newest), "--episodes=8", *options)
         # Each game counts once: 9 steps, rewarded with what the opponent does in all of them.
         assert (evaluation["episodes"], evaluation["mean_return"]) == (8, 9.0 * always)
         assert (evaluation["standard_error"], evaluation["opponent"]) == (0, str(opponent))

@@ -21,7 +21,6 @@ from services.learner.agent import Agent
 from services.learner.inference import Decisions
 from services.learner.r2d2_agent import R2d2Agent
 from services.learner.replicas import Replicas
-from services.learner.roles import Role
 from services.learner.trainer import TrainingBatch
 from services.learner.unrolls import RecordBatch
 from services.learner.vtrace_agent import VtraceAgent
@@ -59,7 +58,7 @@ def make(algorithm: str, batch_size: int, together: Replicas) -> Agent:
     )
     if algorithm == "r2d2":
         return R2d2Agent(config, SPEC, lambda slots: np.zeros(len(slots), np.float32), together)
-    return VtraceAgent(config, SPEC, np.full(BATCH, Role.TRAINING, np.uint8), together)
+    return VtraceAgent(config, SPEC, np.zeros(BATCH, np.bool_), together)
 
 
 def batch(algorithm: str, update: int, agent: Agent) -> TrainingBatch:

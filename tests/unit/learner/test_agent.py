@@ -14,7 +14,6 @@ import pytest
 from services.learner import checkpoint
 from services.learner.agent import Agent
 from services.learner.checkpoint import CheckpointError
-from services.learner.roles import Role
 from services.learner.trainer import TrainingBatch
 from services.learner.unrolls import RecordBatch
 from services.learner.vtrace_agent import VtraceAgent
@@ -24,13 +23,13 @@ from tests.unit.learner.harness import FIRST, LAST, MID
 
 SPEC = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (3,)),), DiscreteActionSpec((4,)))
 LENGTH = 3  # T; batches of 2 unrolls
-TRAINING = np.full(64, Role.TRAINING, np.uint8)
+TRAINING = np.zeros(64, np.bool_)
 Variables = dict[str, npt.NDArray[np.generic]]
 
 
 def make(
     network: str = "mlp",
-    roles: npt.NDArray[np.uint8] = TRAINING,
+    evaluated: npt.NDArray[np.bool_] = TRAINING,
     mixed_precision: bool = False,
     **settings: Any,
 ) -> Agent:
@@ -50,7 +49,7 @@ def make(
             **settings,
         }
     )
-    return VtraceAgent(config, SPEC, roles)
+    return VtraceAgent(config, SPEC, evaluated)
 
 
 def act(
@@ -339,16 +338,16 @@ def test_training_reproduces_what_inference_recorded() -> None:
 
 def test_greedy_evaluation_takes_the_likeliest_action_and_training_draws(agent: Agent) -> None:
     x = np.random.default_rng(5).normal(size=(64, 3)).astype(np.float32)
-    roles = np.tile(np.array([Role.TRAINING, Role.EVALUATION], np.uint8), 32)
+    evaluated = np.tile([False, True], 32)
     drawn, parameters, _ = act(agent, x)
     likeliest = parameters.argmax(axis=1)
     assert len(set(likeliest.tolist())) > 1
     assert (drawn[:, 0] != likeliest).any()
-    mixed, same, _ = act(make(roles=roles, evaluation={"greedy": True}), x)
+    mixed, same, _ = act(make(evaluated=evaluated, evaluation={"greedy": True}), x)
     np.testing.assert_array_equal(parameters, same)
-    np.testing.assert_array_equal(mixed[:, 0], np.where(roles == 0, drawn[:, 0], likeliest))
+    np.testing.assert_array_equal(mixed[:, 0], np.where(evaluated, likeliest, drawn[:, 0]))
     # Without the setting evaluation draws, too.
-    np.testing.assert_array_equal(act(make(roles=roles), x)[0], drawn)
+    np.testing.assert_array_equal(act(make(evaluated=evaluated), x)[0], drawn)
 
 
 def test_past_policies_are_kept_every_period_and_survive_a_restart(

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import yaml
 
 from services.learner import checkpoint
 from services.shared import specs
+from services.shared.config import NetworkConfig
 from services.shared.specs import DataType, TensorSpec
 
 SPEC = specs.EnvironmentSpec(
@@ -137,12 +139,26 @@ def test_another_environment_names_both(tmp_path: pathlib.Path) -> None:
     )
     with pytest.raises(checkpoint.CheckpointError, match=r"smm.*now they look like .*position"):
         saved.check_environment(other)
-    with pytest.raises(checkpoint.CheckpointError, match=r"smm.*now they look like .*position"):
-        saved.check_environment(other, same_agent=True)
     crowded = dataclasses.replace(SPEC, agents=3)
     with pytest.raises(checkpoint.CheckpointError, match=r"agents=2.*now .*agents=3"):
         saved.check_environment(crowded)
-    saved.check_environment(crowded, same_agent=True)
+
+
+def test_an_agent_may_play_elsewhere_but_not_become_another(tmp_path: pathlib.Path) -> None:
+    network = {"name": "mlp", "arguments": {"sizes": [8]}}
+    experiment = yaml.safe_dump({"learner": {"network": network}})
+    counters = {"updates": 7}
+    saved = checkpoint.read(checkpoint.save(tmp_path, VARIABLES, counters, SPEC, experiment, 3))
+    same = NetworkConfig(name="mlp", arguments={"sizes": [8]}, mixed_precision=True)
+    saved.check_agent(dataclasses.replace(SPEC, agents=3, frames_per_step=4), same)
+    other = dataclasses.replace(SPEC, observation=SPEC.observation[:1])
+    with pytest.raises(checkpoint.CheckpointError, match=r"smm.*'x'.*now they look like .*smm"):
+        saved.check_agent(other, same)
+    relu = NetworkConfig(name="mlp", arguments={"sizes": [8], "activation": "relu"})
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"mlp with {'sizes': \[8\]}, here it is mlp with .*relu"
+    ):
+        saved.check_agent(SPEC, relu)
 
 
 def test_another_format_version(tmp_path: pathlib.Path) -> None:

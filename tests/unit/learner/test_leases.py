@@ -207,4 +207,5 @@ def test_opponents_are_not_evaluated() -> None:
     lease = table.join("e", 1, 4, "", Role.EVALUATION, agents=2)
     roles = table.roles[lease.groups[0].slots].tolist()
     assert roles == [Role.EVALUATION, Role.OPPONENT] * 2
+    assert table.evaluated.nonzero()[0].tolist() == lease.groups[0].slots.tolist()
     assert (table.evaluated_environments, table.training_slots, table.leased_slots) == (2, 0, 4)

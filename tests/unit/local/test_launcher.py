@@ -51,10 +51,14 @@ def test_an_opponent_is_for_self_play(tmp_path: pathlib.Path) -> None:
     spec = EnvironmentSpec((TensorSpec("x", DataType.FLOAT32, (3,)),), DiscreteActionSpec((2,)))
     experiment = config.dump(config.load("cartpole"))
     saved = checkpoint.save(tmp_path, {}, {"updates": 1}, spec, experiment, keep=1)
-    with pytest.raises(CheckpointError, match=r"checkpoint-.* was trained without learner\.self_"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-.*: learner\.self_play is null"):
         launcher.evaluate(saved, 1, False, [], opponent_path=saved)
     with pytest.raises(CheckpointError, match=r"elsewhere/meta\.json: cannot be read"):
         launcher.evaluate(saved, 1, False, [], opponent_path=tmp_path / "elsewhere")
+    # Before anything starts.
+    overrides = ["learner.self_play={}", "learner.network.arguments.activation=relu"]
+    with pytest.raises(CheckpointError, match="has the network mlp with .* with .*relu"):
+        launcher.evaluate(saved, 1, False, overrides, opponent_path=saved)
 
 
 @pytest.mark.parametrize(

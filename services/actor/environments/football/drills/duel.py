@@ -22,7 +22,7 @@ def build_scenario(builder: Any) -> None:
     config.offsides = False
     config.end_episode_on_score = True
     config.end_episode_on_out_of_play = True
-    # The engine plays the right team's keeper at 0.6 by default: the left side would win more.
+    # By default 0.6 on the right: it scales the skills of all players, whoever controls them.
     config.left_team_difficulty = config.right_team_difficulty = 1.0
     left, right, ball = places(random.Random(builder._config["game_engine_random_seed"]))
     builder.SetBallPosition(*ball)
