@@ -57,7 +57,7 @@ def test_an_opponent_is_for_self_play(tmp_path: pathlib.Path) -> None:
         launcher.evaluate(saved, 1, False, [], opponent_path=tmp_path / "elsewhere")
     # Before anything starts.
     overrides = ["learner.self_play={}", "learner.network.arguments.activation=relu"]
-    with pytest.raises(CheckpointError, match="has the network mlp with .* with .*relu"):
+    with pytest.raises(CheckpointError, match=r"has the network mlp with .* with .*relu"):
         launcher.evaluate(saved, 1, False, overrides, opponent_path=saved)
 
 
