@@ -68,6 +68,14 @@ def near(picture: Picture, x: float, y: float, color: tuple[int, int, int]) -> b
 # The pitch: 272 pixels of half a length (54.4 m), 418 for a unit of y (83.6 m), center (300, 242).
 
 
+def test_the_clock_begins_at_zero() -> None:
+    # As the engine tells it before the first step, and after it.
+    before, after = (pitch.Pitch("test").draw(view(steps_left=steps)) for steps in (401, 400))
+    np.testing.assert_array_equal(before, after)
+    later = pitch.Pitch("test").draw(view(steps_left=399))
+    assert (later != after).any()
+
+
 def test_players_and_ball_are_where_they_are() -> None:
     picture = pitch.Pitch("test").draw(view())
     assert picture.shape == (pitch.HEIGHT, pitch.WIDTH, 3)

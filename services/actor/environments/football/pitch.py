@@ -153,7 +153,8 @@ def _draw_board(canvas: Canvas, view: View) -> None:
         x = middle + side * 52
         canvas.rectangle((x - 7, y - 7), (14, 14), color, radius=3)
         canvas.text((x + side * 14, y), name, 14, WHITE, "lm" if side > 0 else "rm")
-    steps = view.duration_steps - view.steps_left
+    # Before the first step the engine says that one more than all are left.
+    steps = max(0, view.duration_steps - view.steps_left)
     seconds, tenths = divmod(steps, _STEPS_PER_SECOND)
     clock = f"{seconds // 60}:{seconds % 60:02d}.{tenths}"
     left = f"{view.steps_left / _STEPS_PER_SECOND:.0f} s left"
