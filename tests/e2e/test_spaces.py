@@ -65,10 +65,11 @@ def test_two_agents_with_stacked_images(tmp_path: pathlib.Path) -> None:
     assert counters["frames"] <= stepped <= counters["frames"] + 3 * 8 * 4 + 8
 
 
-def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
+def self_play(tmp_path: pathlib.Path, environment: str) -> pathlib.Path:
+    """Trains the first agent against the second and returns the checkpoint."""
     counters = trains(
         tmp_path,
-        "Copied",
+        environment,
         f"--set=actor.environment_arguments={{journal: {tmp_path / 'journal'}}}",
         "--set=learner.network={name: impala_shallow, arguments: {lstm_size: 16}}",
         "--set=learner.self_play={newest_share: 0.2, pool_size: 2, snapshot_period: 4}",
@@ -77,6 +78,17 @@ def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
     # What the opponent sees is not trained on, so a step of the environment is one agent's step.
     assert counters["frames"] == counters["steps"]
     (newest,) = (runs.folder(tmp_path) / "checkpoints").glob("checkpoint-*")
+    return newest
+
+
+def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
+    evaluation = runs.evaluate(str(self_play(tmp_path, "StackedPair")), "--episodes=8")
+    # Each game counts once: 9 steps, with a reward of 1 for each agent.
+    assert (evaluation["episodes"], evaluation["mean_return"]) == (8, 9.0)
+
+
+def test_an_evaluation_may_name_the_opponent(tmp_path: pathlib.Path) -> None:
+    newest = self_play(tmp_path, "Copied")
     saved = checkpoint.read(newest)
     # One always does the same; what the other one likes best it would draw in 48 % of steps.
     for always, logit, greedy in ((1, 1e3, ()), (3, 1.0, ("--greedy",))):
@@ -87,7 +99,7 @@ def test_the_second_agent_may_be_a_past_policy(tmp_path: pathlib.Path) -> None:
         opponent = checkpoint.save(tmp_path / str(always), changed, {"updates": 1}, spec, kind, 1)
         options = (f"--opponent={opponent}", *greedy)
         evaluation = runs.evaluate(str(newest), "--episodes=8", *options)
-        # Each game counts once: 9 steps, rewarded with what the opponent does in all of them.
+        # 9 steps, rewarded with what the opponent does in all of them.
         assert (evaluation["episodes"], evaluation["mean_return"]) == (8, 9.0 * always)
         assert (evaluation["standard_error"], evaluation["opponent"]) == (0, str(opponent))
 
