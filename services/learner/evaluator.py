@@ -64,6 +64,7 @@ class Evaluator:
         self._stop = threading.Event()
         self.failure: Exception | None = None
         self.ended = threading.Event()
+        self._playing = 0
         self._episodes: list[evaluation.Episode] = []
 
     @property
@@ -76,10 +77,14 @@ class Evaluator:
         self._stop.set()
 
     def run(self) -> None:
-        """Plays until there are enough episodes and recordings, or `stop`."""
+        """Plays until there are enough episodes and recordings, or `stop`.
+
+        Stopped before, it counts as many episodes of each environment as all have played.
+        """
         try:
             while not self._enough():
                 if self._stop.wait(_POLL_SECONDS):
+                    self._count(self._share_of_all())
                     return
             self._wait_for_recordings()
         except Exception as error:  # the service reports it and ends
@@ -89,18 +94,31 @@ class Evaluator:
             self.ended.set()
 
     def _enough(self) -> bool:
-        environments = self._environments()
-        if not environments:
+        # When it is stopped, the actors may be gone already.
+        self._playing = self._environments() or self._playing
+        if not self._playing:
             return False
-        share = math.ceil(self._task.episodes / environments)
+        share = math.ceil(self._task.episodes / self._playing)
+        if self._share_of_all() < share:
+            return False
+        self._count(share)
+        return True
+
+    def _share_of_all(self) -> int:
+        """How many episodes as many environments as play have ended, each."""
+        most_first = sorted(map(len, self._played()), reverse=True)
+        return most_first[self._playing - 1] if 0 < self._playing <= len(most_first) else 0
+
+    def _count(self, share: int) -> None:
+        complete = [episodes[:share] for episodes in self._played() if len(episodes) >= share]
+        self._episodes = [episode for episodes in complete for episode in episodes]
+
+    def _played(self) -> list[list[evaluation.Episode]]:
+        """The episodes of each environment that has ended one."""
         played: dict[int, list[evaluation.Episode]] = collections.defaultdict(list)
         for episode in self._statistics.evaluation_episodes.copy():
             played[episode.environment].append(episode)
-        complete = [episodes[:share] for episodes in played.values() if len(episodes) >= share]
-        if len(complete) < environments:
-            return False
-        self._episodes = [episode for episodes in complete for episode in episodes]
-        return True
+        return list(played.values())
 
     def _wait_for_recordings(self) -> None:
         deadline = time.monotonic() + _RECORDINGS_SECONDS

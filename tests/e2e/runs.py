@@ -30,7 +30,16 @@ _MARK = "SEEDPOD_TEST_RUNS"
 
 def start(runs: pathlib.Path, experiment: str, *arguments: str) -> subprocess.Popen[str]:
     """Starts `seedpod train`; its runs are kept in `runs`."""
-    command = [*SEEDPOD, "train", f"--experiment={experiment}", f"--runs={runs}", *arguments]
+    return _start(runs, "train", f"--experiment={experiment}", f"--runs={runs}", *arguments)
+
+
+def start_evaluation(runs: pathlib.Path, checkpoint: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts `seedpod eval`; for `processes` it counts as one of `runs`."""
+    return _start(runs, "eval", f"--checkpoint={checkpoint}", *arguments)
+
+
+def _start(runs: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [*SEEDPOD, *arguments]
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

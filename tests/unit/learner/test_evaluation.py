@@ -82,6 +82,24 @@ def test_every_slot_plays_the_same_share() -> None:
     assert (summary["episodes"], summary["mean_return"]) == (4, (9 + 9 + 1 + 2) / 4)
 
 
+def test_an_evaluation_that_is_stopped_tells_of_what_every_slot_has_played() -> None:
+    roles = np.full(3, Role.EVALUATION, np.uint8)
+    statistics = Statistics(3, CollectorRegistry(), roles, np.arange(3))
+    playing = iter([3, 3, 0])
+    evaluator = Evaluator(Evaluation(30), statistics, lambda: next(playing), lambda: 0)
+    played = statistics.evaluation_episodes
+    # Slot 2 has not ended any: what the others have would count short episodes only.
+    played.extend([Episode(0, 1.0, 9), Episode(1, 2.0, 5), Episode(1, 3.0, 5), Episode(1, 4.0, 5)])
+    evaluator.stop()
+    evaluator.run()
+    assert evaluator.summary()["episodes"] == 0
+    played.extend([Episode(0, 7.0, 9), Episode(2, 5.0, 9), Episode(2, 6.0, 9), Episode(2, 9.0, 9)])
+    assert not evaluator._enough()
+    evaluator.run()  # the actors have gone
+    summary = evaluator.summary()
+    assert (summary["episodes"], summary["mean_return"]) == (6, (1 + 7 + 2 + 3 + 5 + 6) / 6)
+
+
 def test_an_evaluation_waits_for_its_recordings() -> None:
     statistics = Statistics(
         1, CollectorRegistry(), np.full(1, Role.EVALUATION, np.uint8), np.arange(1)
