@@ -10,12 +10,11 @@ import sys
 # What a process ends with that shall be started again: EX_TEMPFAIL of sysexits.h.
 START_AGAIN = 75
 _PR_SET_PDEATHSIG = 1
-_MALLOC = "GLIBC_TUNABLES"
 # Huge pages; and what was freed is kept: messages of some megabytes come and go all the time.
-_LARGE_ARRAYS = (
-    "glibc.malloc.hugetlb=1"
+LARGE_ARRAYS = {
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"
     f":glibc.malloc.mmap_threshold={32 << 20}:glibc.malloc.trim_threshold={256 << 20}"
-)
+}
 
 
 def exit_on_sigterm() -> None:
@@ -46,6 +45,6 @@ def restart_for_large_arrays(module: str) -> None:
     Without it page faults take half the time of what copies and decodes them. The C library
     reads its settings at the start of a process only. Does nothing if they are set already.
     """
-    if _MALLOC not in os.environ:
-        os.environ[_MALLOC] = _LARGE_ARRAYS
+    if not LARGE_ARRAYS.keys() <= os.environ.keys():
+        os.environ.update(LARGE_ARRAYS)
         os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])

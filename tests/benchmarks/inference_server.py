@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import os
 import pathlib
 import threading
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -121,7 +123,9 @@ def running(config: LearnerConfig, network: bool) -> Iterator[tuple[BaseProcess,
     context = multiprocessing.get_context("spawn")
     counts = Counts.create(context)
     server = context.Process(target=serve, args=(config, counts, network))
-    server.start()
+    # As the learner does it, for itself and its front ends.
+    with mock.patch.dict(os.environ, processes.LARGE_ARRAYS):
+        server.start()
     try:
         wait_for(lambda: counts.port.value != 0, server.is_alive)
         yield server, counts
