@@ -1,9 +1,9 @@
 """What the actor costs beside its environments: `make bench-actor`.
 
 A whole actor, its supervisor and one worker of two groups, plays against the learner's serving
-path without a network, which answers every request at once with action 0. Before and after it the
-same number of environments, and one alone, are stepped in a loop with the same actions. Resets
-count as steps in all of them: an actor sends a record of either.
+path without a network, which answers every request at once with action 0. In turn with it, twelve
+times, the same number of environments, and one alone, are stepped in a loop with the same actions.
+Resets count as steps in all of them: an actor sends a record of either.
 
 The difference between one and many environments in a loop is the caches' and not the actor's: so
 the actor is to be held against as many as it has. Its CPU time is its worker's process clock, as
@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import psutil
 
 from services.actor import environments
 from services.learner.step_store import COUNTERS
@@ -47,6 +48,9 @@ ENVIRONMENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nothing, 115 floats": (SYNTHETIC, {}),
 }
 _WARM_UP_REQUESTS = 20
+_ROUNDS = 12
+# What is under way at a stop is served, and its counters are read.
+_SETTLE_SECONDS = 0.1
 
 
 class Loop:
@@ -106,10 +110,61 @@ def running_actor(
             process.wait()
 
 
-def _run_actor(
-    name: str, arguments: dict[str, Any], k: int, groups: int, seconds: float
-) -> dict[str, float]:
-    """Steps, wall and CPU seconds of a whole actor, and what it takes for the environments'."""
+class Actor:
+    """A whole actor at the learner's serving path, which stands still but for `run`."""
+
+    def __init__(self, supervisor: psutil.Process, counts: inference_server.Counts, k: int) -> None:
+        """Stops it."""
+        self._supervisor = supervisor
+        self._workers = supervisor.children(recursive=True)
+        self._counts = counts
+        self._k = k
+        self._stop()
+        self._began = self._look()
+        self._seconds = 0.0
+
+    def run(self, seconds: float) -> None:
+        """Lets it play for so long."""
+        started = time.monotonic()
+        self.go()
+        time.sleep(seconds)
+        self._seconds += time.monotonic() - started
+        self._stop()
+
+    def go(self) -> None:
+        """Lets it play until the next `run` is over."""
+        for process in (*self._workers, self._supervisor):
+            process.resume()
+
+    def spent(self) -> dict[str, float]:
+        """Steps, and seconds: of the clock, of CPU, and what it tells of its environments'."""
+        now = self._look()
+        return {
+            **{key: value - self._began[key] for key, value in now.items()},
+            "wall": self._seconds,
+        }
+
+    def _stop(self) -> None:
+        # The supervisor first: it would think that its worker hangs.
+        for process in (self._supervisor, *self._workers):
+            process.suspend()
+        time.sleep(_SETTLE_SECONDS)
+
+    def _look(self) -> dict[str, float]:
+        told = dict(zip(COUNTERS, self._counts.store, strict=True))
+        environment = told["environment_cpu_seconds"]
+        return {
+            "steps": told["requests"] * self._k,
+            "environment": environment,
+            "cpu": environment
+            + told["actor_cpu_seconds"]
+            + clock.cpu_seconds(self._supervisor.pid),
+        }
+
+
+@contextlib.contextmanager
+def _playing(name: str, arguments: dict[str, Any], k: int, groups: int) -> Iterator[Actor]:
+    """An actor and the path that serves it."""
     config = LearnerConfig.model_validate(
         {
             "address": "localhost:0",
@@ -127,21 +182,11 @@ def _run_actor(
             server.is_alive,
             lambda: supervisor.poll() is None,
         )
-
-        def look() -> dict[str, float]:
-            told = dict(zip(COUNTERS, counts.store, strict=True))
-            environment = told["environment_cpu_seconds"]
-            worker = environment + told["actor_cpu_seconds"]
-            return {
-                "steps": told["requests"] * k,
-                "wall": time.monotonic(),
-                "environment": environment,
-                "cpu": worker + clock.cpu_seconds(supervisor.pid),
-            }
-
-        before = look()
-        time.sleep(seconds)
-        return {key: value - before[key] for key, value in look().items()}
+        player = Actor(psutil.Process(supervisor.pid), counts, k)
+        try:
+            yield player
+        finally:
+            player.go()  # it could not end
 
 
 def measure(
@@ -150,10 +195,14 @@ def measure(
     """A row's figures."""
     loop = Loop(name, arguments, k * groups)
     sizes = {"one": 1, "many": k * groups}
-    spent = {size: [loop.run(seconds / 2, n)] for size, n in sizes.items()}
-    actor = _run_actor(name, arguments, k, groups, seconds)
-    for size, n in sizes.items():
-        spent[size].append(loop.run(seconds / 2, n))
+    spent: dict[str, list[tuple[int, float]]] = {size: [] for size in sizes}
+    with _playing(name, arguments, k, groups) as player:
+        # In turn: the machine's speed changes from one second to the next.
+        for _ in range(_ROUNDS):
+            player.run(seconds / _ROUNDS)
+            for size, n in sizes.items():
+                spent[size].append(loop.run(seconds / _ROUNDS, n))
+        actor = player.spent()
     loop.close()
     rates = {
         size: sum(steps for steps, _ in runs) / sum(cpu for _, cpu in runs)
