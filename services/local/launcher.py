@@ -340,6 +340,7 @@ def evaluate(
         summary = _launch(experiment, run, view.EvaluationView(), tuple(arguments))
     recordings = [] if video is None else [str(video / n) for n in summary.pop("recordings", [])]
     return {
+        "episodes": 0,  # of a learner that was ended before it was up
         **summary,
         "recordings": recordings,
         "checkpoint": str(checkpoint_path),

@@ -105,7 +105,14 @@ def test_an_evaluation_agrees_with_the_evaluator_beside_training(tmp_path: pathl
     assert abs(beside["mean_return"] - evaluated["mean_return"]) <= 2 * error
     assert beside["mean_length"] == evaluated["mean_length"] == 22
 
-    # Stopped, it tells of what it has played: equally many episodes of each environment.
+    # Stopped before it was up, it has played nothing.
+    process = runs.start_evaluation(tmp_path, summary["checkpoint"])
+    runs.wait_for(lambda: runs.descendants(process.pid, "services.learner"), "the learner")
+    assert runs.interrupt(process, group=True) < 30
+    stopped = runs.finish(process)
+    assert (stopped["episodes"], stopped["failure"]) == (0, None)
+
+    # Later, it tells of what it has played: equally many episodes of each environment.
     process = runs.start_evaluation(tmp_path, summary["checkpoint"], "--episodes=1000000")
     runs.wait_for(lambda: runs.status(process).evaluation_episodes > 100, "100 episodes")
     assert runs.interrupt(process, group=True) < 30
