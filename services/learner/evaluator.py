@@ -6,7 +6,6 @@ measures what an evaluator beside training measures.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import logging
 import math
@@ -46,7 +45,7 @@ class Evaluator:
         self,
         task: Evaluation,
         statistics: Statistics,
-        environments: Callable[[], int],
+        environments: Callable[[], set[int]],
         recordings: Callable[[], int],
     ) -> None:
         """Prepares the evaluator; `run` is the thread's body.
@@ -54,7 +53,7 @@ class Evaluator:
         Args:
           task: What is asked for.
           statistics: Where episodes are counted, and all of them kept.
-          environments: The number of those that play.
+          environments: Those that play, as episodes name them.
           recordings: The number of recordings that have arrived.
         """
         self._task = task
@@ -64,7 +63,7 @@ class Evaluator:
         self._stop = threading.Event()
         self.failure: Exception | None = None
         self.ended = threading.Event()
-        self._playing = 0
+        self._playing: set[int] = set()
         self._episodes: list[evaluation.Episode] = []
 
     @property
@@ -80,11 +79,13 @@ class Evaluator:
         """Plays until there are enough episodes and recordings, or `stop`.
 
         Stopped before, it counts as many episodes of each environment as all have played.
+        Environments that have gone do not count: the rest that they have not played would be long
+        episodes.
         """
         try:
             while not self._enough():
                 if self._stop.wait(_POLL_SECONDS):
-                    self._count(self._share_of_all())
+                    self._count(min(map(len, self._played()), default=0))
                     return
             self._wait_for_recordings()
         except Exception as error:  # the service reports it and ends
@@ -94,31 +95,26 @@ class Evaluator:
             self.ended.set()
 
     def _enough(self) -> bool:
-        # When it is stopped, the actors may be gone already.
+        # Without any lease, those count that were there last.
         self._playing = self._environments() or self._playing
         if not self._playing:
             return False
-        share = math.ceil(self._task.episodes / self._playing)
-        if self._share_of_all() < share:
+        share = math.ceil(self._task.episodes / len(self._playing))
+        if min(map(len, self._played())) < share:
             return False
         self._count(share)
         return True
 
-    def _share_of_all(self) -> int:
-        """How many episodes as many environments as play have ended, each."""
-        most_first = sorted(map(len, self._played()), reverse=True)
-        return most_first[self._playing - 1] if 0 < self._playing <= len(most_first) else 0
+    def _played(self) -> list[list[evaluation.Episode]]:
+        """The episodes of each environment that plays."""
+        played: dict[int, list[evaluation.Episode]] = {slot: [] for slot in self._playing}
+        for episode in self._statistics.evaluation_episodes.copy():
+            if episode.environment in played:
+                played[episode.environment].append(episode)
+        return list(played.values())
 
     def _count(self, share: int) -> None:
-        complete = [episodes[:share] for episodes in self._played() if len(episodes) >= share]
-        self._episodes = [episode for episodes in complete for episode in episodes]
-
-    def _played(self) -> list[list[evaluation.Episode]]:
-        """The episodes of each environment that has ended one."""
-        played: dict[int, list[evaluation.Episode]] = collections.defaultdict(list)
-        for episode in self._statistics.evaluation_episodes.copy():
-            played[episode.environment].append(episode)
-        return list(played.values())
+        self._episodes = [episode for played in self._played() for episode in played[:share]]
 
     def _wait_for_recordings(self) -> None:
         deadline = time.monotonic() + _RECORDINGS_SECONDS

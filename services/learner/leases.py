@@ -123,11 +123,11 @@ class LeaseTable:
         return sum(int(np.sum(self.roles[group.slots] == Role.TRAINING)) for group in groups)
 
     @property
-    def evaluated_environments(self) -> int:
-        """Number of environments that are leased for evaluation; any thread may ask."""
+    def evaluated_environments(self) -> set[int]:
+        """Environments that are leased for evaluation, by first slot; any thread may ask."""
         groups = list(self.groups.values())
         played = [self.environments[g.slots] for g in groups if g.role is Role.EVALUATION]
-        return len({slot for slots in played for slot in slots.tolist()})
+        return {slot for slots in played for slot in slots.tolist()}
 
     @property
     def live_actors(self) -> int:

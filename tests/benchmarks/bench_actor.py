@@ -106,7 +106,7 @@ def running_actor(
         try:
             yield process
         finally:
-            process.terminate()
+            process.kill()  # it may stand still; its workers end with it
             process.wait()
 
 
@@ -126,15 +126,11 @@ class Actor:
     def run(self, seconds: float) -> None:
         """Lets it play for so long."""
         started = time.monotonic()
-        self.go()
+        for process in (*self._workers, self._supervisor):
+            process.resume()
         time.sleep(seconds)
         self._seconds += time.monotonic() - started
         self._stop()
-
-    def go(self) -> None:
-        """Lets it play until the next `run` is over."""
-        for process in (*self._workers, self._supervisor):
-            process.resume()
 
     def spent(self) -> dict[str, float]:
         """Steps, and seconds: of the clock, of CPU, and what it tells of its environments'."""
@@ -145,7 +141,7 @@ class Actor:
         }
 
     def _stop(self) -> None:
-        # The supervisor first: it would think that its worker hangs.
+        # The supervisor, too: it would think that its worker hangs.
         for process in (self._supervisor, *self._workers):
             process.suspend()
         time.sleep(_SETTLE_SECONDS)
@@ -182,11 +178,7 @@ def _playing(name: str, arguments: dict[str, Any], k: int, groups: int) -> Itera
             server.is_alive,
             lambda: supervisor.poll() is None,
         )
-        player = Actor(psutil.Process(supervisor.pid), counts, k)
-        try:
-            yield player
-        finally:
-            player.go()  # it could not end
+        yield Actor(psutil.Process(supervisor.pid), counts, k)
 
 
 def measure(

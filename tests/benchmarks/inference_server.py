@@ -124,7 +124,7 @@ def running(config: LearnerConfig, network: bool) -> Iterator[tuple[BaseProcess,
     counts = Counts.create(context)
     server = context.Process(target=serve, args=(config, counts, network))
     # As the learner does it, for itself and its front ends.
-    with mock.patch.dict(os.environ, processes.LARGE_ARRAYS):
+    with mock.patch.dict(os.environ, {**processes.LARGE_ARRAYS, **os.environ}):
         server.start()
     try:
         wait_for(lambda: counts.port.value != 0, server.is_alive)

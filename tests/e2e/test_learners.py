@@ -19,7 +19,7 @@ def test_a_killed_learner_comes_back_and_the_run_ends_well(tmp_path: pathlib.Pat
         *("--set=local.evaluation_environments=0", "--set=actor.groups=1"),
         *("--set=learner.batch_size=8", "--set=replay.tables.sequences.min_size_to_sample=20"),
         "--set=learner.checkpoint_interval_seconds=0.5",
-        # Enough for what happens here, however late this process comes to look.
+        # Four times what is made until the kill: time for both to come back.
         f"--frames={_FRAMES}",
     )
     folder = runs.folder(tmp_path)

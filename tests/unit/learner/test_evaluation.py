@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def test_every_slot_plays_the_same_share() -> None:
     """Slot 1 is quick: its further episodes do not count, or short ones would."""
     roles = np.full(2, Role.EVALUATION, np.uint8)
     statistics = Statistics(2, CollectorRegistry(), roles, np.arange(2))
-    evaluator = Evaluator(Evaluation(3), statistics, lambda: 2, lambda: 0)
+    evaluator = Evaluator(Evaluation(3), statistics, lambda: {0, 1}, lambda: 0)
     played = statistics.evaluation_episodes
     played.extend(Episode(1, 9.0, 1) for _ in range(8))
     played.append(Episode(0, 1.0, 100))
@@ -85,7 +86,7 @@ def test_every_slot_plays_the_same_share() -> None:
 def test_an_evaluation_that_is_stopped_tells_of_what_every_slot_has_played() -> None:
     roles = np.full(3, Role.EVALUATION, np.uint8)
     statistics = Statistics(3, CollectorRegistry(), roles, np.arange(3))
-    playing = iter([3, 3, 0])
+    playing: Iterator[set[int]] = iter([{0, 1, 2}, {0, 1, 2}, set()])
     evaluator = Evaluator(Evaluation(30), statistics, lambda: next(playing), lambda: 0)
     played = statistics.evaluation_episodes
     # Slot 2 has not ended any: what the others have would count short episodes only.
@@ -100,13 +101,33 @@ def test_an_evaluation_that_is_stopped_tells_of_what_every_slot_has_played() -> 
     assert (summary["episodes"], summary["mean_return"]) == (6, (1 + 7 + 2 + 3 + 5 + 6) / 6)
 
 
+def test_the_episodes_of_environments_that_have_gone_do_not_count() -> None:
+    """Else those count that have played the most, which are the quick ones."""
+    statistics = Statistics(
+        4, CollectorRegistry(), np.full(4, Role.EVALUATION, np.uint8), np.arange(4)
+    )
+    playing: Iterator[set[int]] = iter([{0, 1}, {2, 3}, {2, 3}])
+    evaluator = Evaluator(Evaluation(4), statistics, lambda: next(playing), lambda: 0)
+    played = statistics.evaluation_episodes
+    played.extend([Episode(0, 1.0, 1), Episode(0, 1.0, 1), Episode(1, 9.0, 9)])
+    assert not evaluator._enough()
+    played.extend([Episode(2, 2.0, 2), Episode(2, 3.0, 3), Episode(3, 8.0, 8)])
+    assert not evaluator._enough()
+    played.append(Episode(3, 7.0, 7))
+    evaluator.run()
+    summary = evaluator.summary()
+    assert (summary["episodes"], summary["mean_return"]) == (4, (2 + 3 + 8 + 7) / 4)
+
+
 def test_an_evaluation_waits_for_its_recordings() -> None:
     statistics = Statistics(
         1, CollectorRegistry(), np.full(1, Role.EVALUATION, np.uint8), np.arange(1)
     )
     statistics.evaluation_episodes.append(Episode(0, 1.0, 5))
     arrived = iter([0, 1, 2])
-    evaluator = Evaluator(Evaluation(1, recordings=2), statistics, lambda: 1, lambda: next(arrived))
+    evaluator = Evaluator(
+        Evaluation(1, recordings=2), statistics, lambda: {0}, lambda: next(arrived)
+    )
     evaluator.run()
     assert list(arrived) == []
     assert evaluator.failure is None

@@ -208,4 +208,8 @@ def test_opponents_are_not_evaluated() -> None:
     roles = table.roles[lease.groups[0].slots].tolist()
     assert roles == [Role.EVALUATION, Role.OPPONENT] * 2
     assert table.evaluated.nonzero()[0].tolist() == lease.groups[0].slots.tolist()
-    assert (table.evaluated_environments, table.training_slots, table.leased_slots) == (2, 0, 4)
+    assert (len(table.evaluated_environments), table.training_slots, table.leased_slots) == (
+        2,
+        0,
+        4,
+    )
