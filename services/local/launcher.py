@@ -193,13 +193,12 @@ class _Run:
         failure = None
         try:
             self._start_actors()
-            with rpc.channel(self._learners.addresses[0], tls=self._tls) as channel, screen:
-                stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            with screen:
                 while not self._stop.requested and not self._learner.check(may_end=True):
                     for service in self._others:
                         service.check(may_end=False)
                     restarts = sum(s.restarts for s in (self._learner, *self._others))
-                    screen.show(_status(stub), restarts)
+                    screen.show(learner_status(self._learners.addresses[0], self._tls), restarts)
                     self._stop.sleep(_POLL_SECONDS)
         except LaunchError as error:
             failure = str(error)
@@ -454,8 +453,7 @@ def describe(run: pathlib.Path) -> dict[str, str]:
     experiment = config.load(str(run / "experiment.yaml"))
     address = run / _ADDRESS_FILE
     if address.exists():
-        with rpc.channel(address.read_text(), tls=experiment.learner.tls) as channel:
-            status = _status(inference_pb2_grpc.InferenceServiceStub(channel))
+        status = learner_status(address.read_text(), experiment.learner.tls)
         if status is not None:
             values = view.describe(status, experiment.learner.total_frames)
             page = run / _PAGE_FILE
@@ -471,13 +469,20 @@ def describe(run: pathlib.Path) -> dict[str, str]:
     }
 
 
-def _status(
-    stub: inference_pb2_grpc.InferenceServiceStub,
+def learner_status(
+    address: str, tls: config.TlsConfig | None
 ) -> inference_pb2.GetStatusResponse | None:
-    try:
-        status: inference_pb2.GetStatusResponse = stub.GetStatus(
-            inference_pb2.GetStatusRequest(), timeout=2.0
-        )
+    """What a learner says of itself; None if there is no answer within two seconds.
+
+    Over a channel of its own: one that is kept looks after its connection only while a call is
+    under way, else every five seconds, and sees a learner that has come as much later.
+    """
+    with rpc.channel(address, tls=tls) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        try:
+            status: inference_pb2.GetStatusResponse = stub.GetStatus(
+                inference_pb2.GetStatusRequest(), timeout=2.0
+            )
+        except grpc.RpcError:
+            return None
         return status
-    except grpc.RpcError:
-        return None

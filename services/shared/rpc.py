@@ -205,6 +205,11 @@ def _channel_options(keepalive_seconds: float) -> list[tuple[str, int]]:
     return [
         *_keepalive_options(keepalive_seconds),
         ("grpc.use_local_subchannel_pool", 1),
+        # Callers try again themselves, with a backoff. gRPC's own retries have none: a call to a
+        # server that was ending when it was found (SETTINGS and GOAWAY in one read) was tried
+        # until its deadline, with all of a core and a gigabyte a second, and the channel's next
+        # call aborted the process ("memory_quota.cc: Check failed: request.max()").
+        ("grpc.enable_retries", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5000),
         # A pod that is replaced comes back under another address; gRPC's default is 30 s.
