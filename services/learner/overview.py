@@ -37,6 +37,7 @@ class Overview:
       evaluator: What evaluates instead.
       desk: Where unrolls arrive, if actors hold the policy.
       missing_learners: Learners of the run that this one waits for.
+      asked_slots: Slots that actors have asked for before there was a network, by actor.
       error: Of the service itself; what trains or evaluates keeps its own.
       started: `time.monotonic()` when the parts were there.
       ended: Likewise when the run was over.
@@ -66,6 +67,7 @@ class Overview:
         self.evaluator: Evaluator | None = None
         self.desk: Desk | None = None
         self.missing_learners = 0
+        self.asked_slots: dict[str, int] = {}
         self.error: Exception | None = None
         self.started = time.monotonic()
         self.ended: float | None = None
@@ -116,7 +118,7 @@ class Overview:
             evaluation_episodes=evaluated.episodes,
             mean_episode_length=s.mean_length,
             live_slots=leases.live_slots + self._sending_slots,
-            leased_slots=leases.leased_slots + self._sending_slots,
+            leased_slots=leases.leased_slots + self._sending_slots + self._asked_slots,
             inference_batch_fill=s.batch_fill,
             policy_lag=s.policy_lag,
             bottleneck=s.bottleneck(),
@@ -209,6 +211,10 @@ class Overview:
     def training_slots(self) -> int:
         """Env slots that are leased for training."""
         return self._transport.leases.training_slots + self._sending_slots
+
+    @property
+    def _asked_slots(self) -> int:
+        return 0 if self.store is not None else sum(list(self.asked_slots.values()))
 
     @property
     def _sending_slots(self) -> int:

@@ -130,6 +130,7 @@ class LearnerService:
             self._recordings,
         )
         self._build_lock = threading.Lock()
+        self._builder: threading.Thread | None = None
         self._spec: EnvironmentSpec | None = None
         self._agent: Agent | None = None
         self._inference: InferenceLoop | None = None
@@ -188,6 +189,8 @@ class LearnerService:
         return self._stop_requested or self._overview.failure is not None
 
     def _fail(self, error: Exception) -> None:
+        # `run` says it, too, but only when all has ended.
+        _log.warning("ending because of %s: %s", type(error).__name__, error)
         self._overview.error = error
         self._wake.set()
 
@@ -257,13 +260,12 @@ class LearnerService:
                 "this learner waits for the others of its run: "
                 + (", ".join(self._missing) or "they have come and are being connected"),
             )
+        if self._cluster is not None and self._spec is None:
+            self._build_with_others(spec, request)
         with self._build_lock:
             if self._spec is None:
                 try:
                     self._build(spec)
-                except peers.PeerLost as error:
-                    self._fail(error)
-                    raise StatusError(grpc.StatusCode.UNAVAILABLE, str(error)) from None
                 except registry.NetworkError as error:
                     raise StatusError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from None
                 except Exception as error:  # whatever it is, the next try would end like it
@@ -279,6 +281,40 @@ class LearnerService:
                 f" {spec}, those of {source} ({self._state.environment_name}) like {self._spec}",
             )
         self._state.environment_name = self._state.environment_name or request.environment_name
+
+    def _build_with_others(self, spec: EnvironmentSpec, request: inference_pb2.JoinRequest) -> None:
+        """Sets `_build` off, which waits for all learners, and they for their first actors.
+
+        The actor must not wait here: it may be the one that another learner waits for.
+
+        Raises:
+          StatusError: UNAVAILABLE, until it is built.
+        """
+        # So that an actor that asks which learner has the fewest slots goes to the others, too.
+        asked = request.groups * request.environments_per_group * spec.agents
+        self._overview.asked_slots[request.actor_name] = asked
+        with self._build_lock:
+            if self._builder is None:
+                self._builder = threading.Thread(
+                    target=self._build_or_fail, args=(spec,), name="build", daemon=True
+                )
+                self._builder.start()
+        raise StatusError(
+            grpc.StatusCode.UNAVAILABLE,
+            "this learner makes the network, together with the others of its run: they, too, wait"
+            " for an actor",
+        )
+
+    def _build_or_fail(self, spec: EnvironmentSpec) -> None:
+        assert self._replicas is not None, "Join waits for it"
+        try:
+            with self._replicas.watch():
+                self._build(spec)
+        except peers.PeerLost as error:
+            self._fail(error)
+        except Exception as error:  # whatever it is, the next try would end like it
+            _log.exception("the network cannot be built")
+            self._fail(error)
 
     def _build(self, spec: EnvironmentSpec) -> None:
         cfg = self._config
