@@ -32,6 +32,7 @@ _LOST = (
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
+_ABORTED = "Collective ops is aborted"
 # A learner that is silent for so long has gone; one on a busy machine may be late.
 _HEARTBEAT_SECONDS = 20.0
 # `peers.wait` has seen them all before TensorFlow begins to connect them. Meanwhile no other Python
@@ -224,10 +225,25 @@ ALONE = Replicas()
 def _peers_watched() -> Iterator[None]:
     try:
         yield
-    except _LOST as error:
-        lines = str(error.message).splitlines()
+    except Exception as error:
+        lost = _loss(error)
+        if lost is None:
+            raise
+        lines = str(lost.message).splitlines()
         reason = next((line for line in lines if "aborted by" in line), lines[-1])
         raise PeerLost(f"another learner has gone, or cannot be reached: {reason}") from error
+
+
+def _loss(error: BaseException | None) -> tf.errors.OpError | None:
+    """What TensorFlow said of a learner that has gone, if that is why there was this error."""
+    while error is not None:
+        if isinstance(error, _LOST):
+            return error
+        # One that came back as a stranger makes it an InvalidArgumentError.
+        if isinstance(error, tf.errors.OpError) and _ABORTED in str(error.message):
+            return error
+        error = error.__cause__
+    return None
 
 
 def form(cluster: Cluster | None, devices: Devices = Devices()) -> Replicas:  # noqa: B008

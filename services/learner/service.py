@@ -52,6 +52,8 @@ from services.shared.status import StatusError
 _FAREWELL_SECONDS = 15.0
 # One update of all learners, in which they hear that this one ends.
 _PEERS_SECONDS = 20.0
+# Making a network takes a few seconds when all learners are there.
+_BUILD_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -285,10 +287,10 @@ class LearnerService:
     def _build_with_others(self, spec: EnvironmentSpec, request: inference_pb2.JoinRequest) -> None:
         """Sets `_build` off, which waits for all learners, and they for their first actors.
 
-        The actor must not wait here: it may be the one that another learner waits for.
+        The actor must not wait here for long: it may be the one that another learner waits for.
 
         Raises:
-          StatusError: UNAVAILABLE, until it is built.
+          StatusError: UNAVAILABLE: it is not built yet.
         """
         # So that an actor that asks which learner has the fewest slots goes to the others, too.
         asked = request.groups * request.environments_per_group * spec.agents
@@ -299,11 +301,13 @@ class LearnerService:
                     target=self._build_or_fail, args=(spec,), name="build", daemon=True
                 )
                 self._builder.start()
-        raise StatusError(
-            grpc.StatusCode.UNAVAILABLE,
-            "this learner makes the network, together with the others of its run: they, too, wait"
-            " for an actor",
-        )
+        self._builder.join(_BUILD_SECONDS)
+        if self._spec is None:
+            raise StatusError(
+                grpc.StatusCode.UNAVAILABLE,
+                "this learner makes the network, together with the others of its run: they, too,"
+                " wait for an actor",
+            )
 
     def _build_or_fail(self, spec: EnvironmentSpec) -> None:
         assert self._replicas is not None, "Join waits for it"

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tensorflow as tf
 
-from services.learner import replicas
+from services.learner import peers, replicas
+from services.learner.networks import registry
 from services.local.ports import free_port
 from tests.unit.learner import replica_worker
 from tests.unit.learner.replica_worker import SPOILT, UPDATES
@@ -218,3 +220,20 @@ def test_a_learner_that_has_gone_is_not_waited_for_without_end() -> None:
             said, _ = process.communicate(timeout=120)
             assert said.startswith("another learner has gone, or cannot be reached")
             assert process.returncode == 75
+
+
+def test_an_error_of_the_network_that_comes_of_a_lost_learner_tells_so() -> None:
+    def build(message: str) -> None:
+        try:
+            raise tf.errors.InvalidArgumentError(None, None, message)
+        except tf.errors.InvalidArgumentError as error:
+            raise registry.NetworkError("cannot process observations") from error
+
+    several = replicas.Replicas(learners=2)
+    with pytest.raises(peers.PeerLost, match="aborted by: Task with task_name=x"), several.watch():
+        build("{{node}} Collective ops is aborted by: Task with task_name=x must be registered")
+    # The network's own faults stay what they are, and those of a learner without others.
+    with pytest.raises(registry.NetworkError), several.watch():
+        build("Matrix size-incompatible")
+    with pytest.raises(registry.NetworkError), replicas.ALONE.watch():
+        build("Collective ops is aborted by: nobody")
