@@ -260,6 +260,7 @@ def form(cluster: Cluster | None, devices: Devices = Devices()) -> Replicas:  # 
     """
     strategy = None
     if cluster is not None:
+        _log.info("connecting with the other learners, for at most %.0f s", _REGISTER_SECONDS)
         with _peers_watched():
             _limit_waits(cluster)
             strategy = tf.distribute.MultiWorkerMirroredStrategy(
